@@ -14,15 +14,17 @@ of this sum locally.
 The softmax of a row of scores s, of magnitude below 2^score_bits, takes five steps:
 
 1. m, the largest score of the row, with an error of at most 1. The one-hot vectors of the rounded
-scores give, for each level, the number of scores at or above it. A second look-up tests which of
-these numbers are 0; this yields m. 2. e = exp(s - m). A look-up gives the exponential of the upper
-digit of s - m. The lower digit is c - r, and exp(c - r) = exp(c) exp(-r): c is public, and the
-dealer multiplies the one-hot vector by exp(-r). 3. p = e y, where y approximates 1 / sum(e); a
-look-up gives y with an error of at most 9 %. 4. The result p / sum(p). The sum of p is from .9 to
-1.1, and a look-up gives its inverse with 12 bits. The highest bit of p's mask converts p to the
-larger ring of this product (see `vfl.mpc.numbers`). 5. P1 sends P0 its share of the result minus a
-pad, and P0 adds this message to its own share. The pad is P1's new share, so P1 knows its share in
-advance.
+   scores give, for each level, the number of scores at or above it. A second look-up tests which of
+   these numbers are 0; this yields m.
+2. e = exp(s - m). A look-up gives the exponential of the upper digit of s - m. The lower digit is c
+   - r, and exp(c - r) = exp(c) exp(-r): c is public, and the dealer multiplies the one-hot vector
+   by exp(-r).
+3. p = e y, where y approximates 1 / sum(e); a look-up gives y with an error of at most 9 %.
+4. The result p / sum(p). The sum of p is from .9 to 1.1, and a look-up gives its inverse with 12
+   bits. The highest bit of p's mask converts p to the larger ring of this product (see
+   `vfl.mpc.numbers`).
+5. P1 sends P0 its share of the result minus a pad, and P0 adds this message to its own share. The
+   pad is P1's new share, so P1 knows its share in advance.
 
 The softmax takes seven openings, of two simultaneous messages each, and one more message. **No
 party notices a score beyond the range**, because no party sees scores; in that case, the softmax of

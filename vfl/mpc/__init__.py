@@ -1,7 +1,7 @@
 """Arithmetic on secret shares: ring elements, one-time pads, and protocols over the caller's links.
 
-This package opens no socket and contains no model. Users call `private`, or set a secure mode in an
-experiment. docs/mpc.md states what each party learns.
+This package opens no network socket and contains no model. Users call `private`, or set a secure
+mode in an experiment. docs/mpc.md states what each party learns.
 
     engine, numbers, shares  one engine of shares: opening, product, truncation, of a number system
     ring, stream, channel    reals as ring elements; one-time pads; messages and their accounts
@@ -12,8 +12,8 @@ experiment. docs/mpc.md states what each party learns.
     secure_dpsgd             DP-SGD on shares, a program of `many`
     secure/                  the secure modes of a session: sum, beaver, permuted, pea
 
-`vfl.llm` has the protocol of chapter 6 of the thesis, in which the third party only deals random
-numbers in advance.
+`vfl.llm` contains the protocol of chapter 6 of the split-learning thesis, in which the third party
+only deals random numbers in advance.
 """
 
 from vfl.mpc.rules import Rules

@@ -1,8 +1,9 @@
-"""Messages between two parties, with counts of the bytes sent and of the values disclosed.
+"""Messages between two parties, and counts of the bytes sent and of the values disclosed.
 
 A frame contains the number of its operation and raw ring elements, without a description: both
-parties run one program and know the sizes of all messages in advance. The receiver therefore
-refuses a frame of another length or with another operation number, without reading its elements.
+parties of a link run one program and know the sizes of all messages in advance. The receiver
+therefore refuses a frame of another length or with another operation number, without reading the
+frame's elements.
 """
 
 from __future__ import annotations
@@ -26,36 +27,37 @@ from vfl.mpc.shares import MovedIndices
 Shape = Sequence[int]
 _INDEX = np.dtype("<u4")
 _WORD = np.dtype("<i8")
-#: Largest number of bytes of early frames that one party stores until their operations begin.
+#: Largest number of bytes of early frames (frames of later operations) that one party stores until
+#: their operations begin.
 _EARLY_BYTES = 1 << 28
-#: Bits of an operation number that a frame carries: the number modulo 2^32.
+#: Mask of the operation number that a frame carries: the number modulo 2^32.
 _NUMBERS = 0xFFFFFFFF
 
 
 @runtime_checkable
 class Polled(Link, Protocol):
-    """A link that can be polled without waiting; see `vfl.transport.reliable`."""
+    """A link that a party can poll without waiting; see `vfl.transport.reliable`."""
 
     def poll(self) -> Frame | None:
-        """Return the next frame, or None if none has arrived."""
+        """Return the next frame, or None if no frame has arrived."""
 
     def read_beside(self, links: Sequence[Any]) -> None:
-        """Also read incoming data on other links while this link waits to send a frame."""
+        """Let this link also read incoming data of other links while it waits to send a frame."""
 
 
 class Channel:
-    """One party's access to the link to another party; counts operations and bytes.
+    """A party's access to the link to another party; it counts operations and bytes.
 
     Args:
-        link: ordered and authenticated link; the code that makes the link decides who else can read
-            it.
+        link: ordered and authenticated link; the code that makes the link decides whether others
+            can read its frames.
         peer: name of the other party, for error messages.
 
     Attributes:
         keeps_early: whether frames of later operations may arrive before the expected frame, as
-            frames of a dealer do; the channel keeps them until their operation begins.
+            frames of a dealer do; the channel stores such frames until their operation begins.
         owed: earlier operations whose frames have not arrived yet.
-        sent: bytes that this party has sent, payload and header, by phase.
+        sent: bytes of payloads and headers that this party has sent, by phase.
         frames: number of frames that this party has sent, by phase.
     """
 
@@ -71,7 +73,7 @@ class Channel:
         self._next: Frame | None = None
 
     def has_come(self, link: Polled) -> bool:
-        """Return whether a frame has arrived that the party has not yet read; the call never waits.
+        """Return whether a frame has arrived that the party has not yet read; never wait.
 
         Args:
             link: the polled link of this channel.
@@ -84,7 +86,7 @@ class Channel:
         return self._next is not None
 
     def restore(self, frames: Mapping[str, int], sent: Mapping[str, int]) -> None:
-        """Continue the counts of bytes and frames of an earlier attempt, by phase."""
+        """Continue the counts of bytes and frames from an earlier attempt, by phase."""
         self.frames, self.sent = Counter(frames), Counter(sent)
 
     def send_bytes(self, payload: bytes | bytearray | memoryview, number: int, phase: str) -> None:
@@ -99,8 +101,8 @@ class Channel:
 
         Args:
             number: number of the expected operation.
-            size: expected length in bytes, or the least length if `most` is given.
-            most: the largest length accepted.
+            size: expected length in bytes; if `most` is given, the smallest accepted length.
+            most: the largest accepted length in bytes.
 
         Raises:
             ProtocolError: the frame has another operation number or another length.
@@ -142,7 +144,10 @@ class Channel:
             self._early_bytes += frame.wire_bytes
 
     def _is_early(self, frame: Frame, wanted: int) -> bool:
-        """Return whether a frame is of a later operation or one in `owed`, and fits the buffer."""
+        """Return whether to store a frame for later.
+
+        The frame belongs to a later operation or to one in `owed`, and still fits into the buffer.
+        """
         later = 0 < (frame.step - wanted & _NUMBERS) < _NUMBERS // 2
         expected = frame.kind is Kind.PROTOCOL and (later or frame.step in self.owed)
         return (
@@ -150,11 +155,11 @@ class Channel:
         )
 
     def send(self, elements: Sequence[Tensor], number: int, phase: str = "online") -> None:
-        """Send arrays of ring elements in one frame."""
+        """Send tensors of ring elements in one frame."""
         self.send_bytes(pack(elements), number, phase)
 
     def receive(self, shapes: Sequence[Shape], number: int) -> list[Tensor]:
-        """Receive arrays of the given axes; see `receive_bytes`."""
+        """Receive tensors of ring elements with the given axes; see `receive_bytes`."""
         return unpack(self.receive_bytes(number, sum(map(size_of, shapes))), shapes)
 
     def send_moved(
@@ -164,7 +169,7 @@ class Channel:
         number: int,
         phase: str = "online",
     ) -> None:
-        """Send arrays of ring elements, then lists of indices, with 4 bytes for each index."""
+        """Send tensors of ring elements, then lists of indices, which take 4 bytes per index."""
         lists = [each.numpy().astype(_INDEX) for pair in moved for each in (pair.large, pair.small)]
         counts = np.array([len(each) for each in lists], dtype=_INDEX)
         tail = b"".join([counts.tobytes(), *(each.tobytes() for each in lists)])
@@ -173,19 +178,19 @@ class Channel:
     def receive_moved(
         self, shapes: Sequence[Shape], sizes: Sequence[int], number: int
     ) -> tuple[list[Tensor], list[MovedIndices]]:
-        """Receive the arrays and index lists of `send_moved`.
+        """Receive the tensors and index lists that `send_moved` sent.
 
         Args:
-            shapes: axes of the arrays.
-            sizes: number of elements of the tensor that each index list belongs to, in the order of
-                the lists.
+            shapes: axes of the tensors.
+            sizes: for each index list, in order, the number of elements of the tensor that it
+                indexes.
             number: number of the operation.
 
         Raises:
-            ProtocolError: an index lies outside its tensor or occurs twice, or a list has another
-                length.
+            ProtocolError: an index lies outside its tensor or occurs twice, or a list has an
+                unexpected length.
         """
-        if not sizes:  # without a division there are no index lists
+        if not sizes:  # a message without a division has no index lists
             return self.receive(shapes, number), []
         elements = sum(map(size_of, shapes))
         least = elements + 2 * _INDEX.itemsize * len(sizes)
@@ -216,10 +221,10 @@ class Channel:
 
 
 def pack(elements: Sequence[Tensor]) -> memoryview:
-    """Pack arrays as little-endian bytes; for a single array return a view of its memory.
+    """Pack tensors as little-endian bytes; for a single tensor, return a view of its memory.
 
-    The caller must not change this array afterwards, because the link may have to send its memory a
-    second time.
+    The caller must not change this tensor afterwards, because the link may have to send its memory
+    a second time.
     """
     parts = [each.reshape(-1).numpy() for each in elements]
     if not parts:
@@ -229,14 +234,14 @@ def pack(elements: Sequence[Tensor]) -> memoryview:
 
 
 def unpack(payload: memoryview, shapes: Sequence[Shape]) -> list[Tensor]:
-    """Unpack the arrays of `pack`; they are views if the payload is writable."""
+    """Unpack the tensors of `pack`; they are views of the payload if the payload is writable."""
     flat = np.frombuffer(payload, _WORD)
     whole = torch.from_numpy(flat if flat.flags.writeable else flat.copy())
     return parted(whole, shapes)
 
 
 def parted(whole: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-    """Split one array into consecutive views of the given axes."""
+    """Split one tensor into consecutive views with the given axes."""
     if len(shapes) == 1:
         return [whole.view(tuple(shapes[0]))]
     ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
@@ -248,7 +253,7 @@ def parted(whole: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
 
 
 def size_of(shape: Shape) -> int:
-    """Return the number of bytes of ring elements of these axes.
+    """Return the number of bytes of ring elements with these axes.
 
     >>> size_of((3, 5))
     120
@@ -257,10 +262,10 @@ def size_of(shape: Shape) -> int:
 
 
 def elements_of(payload: Payload, shapes: Sequence[Shape], where: str) -> list[Tensor]:
-    """Return the ring elements of a payload of exactly these axes; int64.
+    """Return the ring elements of a payload that contains exactly these axes; int64.
 
     Raises:
-        TruncatedFrameError: the payload is not exactly as long as these axes require.
+        TruncatedFrameError: the payload is not exactly as long as elements of these axes are.
     """
     (whole,) = split_payload(payload, [sum(map(size_of, shapes))], where)
     return unpack(whole, shapes)
@@ -275,7 +280,7 @@ def split_payload(
     """Split a payload into parts of the given sizes in bytes.
 
     Raises:
-        TruncatedFrameError: the payload is not exactly as long as all parts together.
+        TruncatedFrameError: the payload is not exactly as long as all parts together are.
     """
     if len(payload) != sum(sizes):
         raise TruncatedFrameError(
@@ -293,16 +298,17 @@ def split_payload(
 
 @dataclass(slots=True)
 class Leak:
-    """Values of one kind that one party learned in the operations of one layer.
+    """Values of one kind that one party learned in the computations of one layer.
 
     Attributes:
         observer: party that learned the values: P0, P1 or P2.
-        what: "permuted values", "indices near the wrap-around", "result" or "digest of row ids".
-        where: the layer, or the party that owns the ids.
-        times: number of observations.
-        elements: number of real values over all observations; if `what` is an index list, number of
-            revealed indices.
-        of: number of values from which the learned values come: for index lists, all values that
+        what: kind of the values: "permuted values", "indices near the wrap-around", "result" or
+            "digest of row ids".
+        where: the layer in which the party learned them, or the party that owns the ids.
+        times: number of observations of such values.
+        elements: number of real values (without dummies) over all observations; if `what` names
+            index lists, number of revealed indices.
+        of: number of values among which the learned values are: for index lists, all values that
             could be listed; for permuted values, real values and dummies together.
     """
 
@@ -315,14 +321,14 @@ class Leak:
 
 
 class LeakageLedger:
-    """Record of the values that one party learned."""
+    """Record of the values that one party learned during a session."""
 
     def __init__(self, observer: str) -> None:
         self._observer = observer
         self._leaks: dict[tuple[str, str], Leak] = {}
 
     def count(self, what: str, where: str, elements: int, of: int) -> None:
-        """Count one more observation."""
+        """Count one more observation of values of one kind."""
         key = (what, where)
         leak = self._leaks.setdefault(key, Leak(self._observer, what, where))
         leak.times += 1
@@ -330,12 +336,15 @@ class LeakageLedger:
         leak.of += of
 
     def restore(self, leaks: Iterable[Sequence[Any]]) -> None:
-        """Continue from earlier observations, as lists of what, where, times, elements and of."""
+        """Continue from earlier observations.
+
+        Each is a list of the values of what, where, times, elements and of.
+        """
         for what, where, *counts in leaks:
             self._leaks[what, where] = Leak(self._observer, what, where, *counts)
 
     def leaks(self) -> list[Leak]:
-        """Return all observations, in the order in which they first happened."""
+        """Return all kinds of observations, in the order in which they first happened."""
         return list(self._leaks.values())
 
 
@@ -344,7 +353,7 @@ PHASES = ("setup", "offline", "online")
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Traffic in one direction between two parties in one phase, frame headers included."""
+    """Traffic in one direction between two parties in one phase; it includes frame headers."""
 
     sender: str
     receiver: str

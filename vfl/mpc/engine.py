@@ -1,15 +1,17 @@
 """Engine for arithmetic on additive shares, for any number system and source of randomness.
 
-Each holder has one summand of every shared number. All holders but one, even together, learn
-nothing from their summands. The last role is the dealer: it deals correlated randomness and learns
-no value. A program is a function that receives an engine. All parties call it with the same shapes;
-at the dealer a share is a placeholder: a shape without content.
+Each holder (party with shares) has one summand of every shared number. All holders except any one,
+even if they work together, learn nothing from their summands. The last role is the dealer: it deals
+correlated randomness and learns no shared value. A program is a function that receives an engine,
+an object that runs one party. All parties call the program with tensors of the same shapes; at the
+dealer a share is a placeholder: a shape without content.
 
-A tensor is opened once, under a mask u: all holders learn d = x - u. The holders compute a product
-of opened tensors from the openings, the masks, and a sharing of the masks' product, which the
-dealer deals (Beaver 1991): z = c + e (v + f) + u f, where one holder adds the public f to its v.
-Dealing takes one message, to the last holder; the other holders draw their shares from streams that
-they share with the dealer. The protocols of this package differ in these points:
+A tensor is opened once, under a mask u: all holders learn d = x - u, where x is the secret tensor
+and u a mask. A product of tensors x and y needs their openings e = x - u and f = y - v. It also
+needs a sharing c of u v, which the dealer deals (Beaver 1991). The product is z = c + e (v + f) + u
+f. One holder adds the public f to its share of v. Dealing a sharing takes one message, to the last
+holder; the other holders draw their shares from key streams that they share with the dealer. The
+protocols of this package differ from each other in these points:
 
     numbers         the ring 2^64, or a prime field where a false share must be detected;
     dealt online    `vfl.mpc.many.members.Member` for 2 to 8 holders; `vfl.mpc.three_party` for 2
@@ -19,9 +21,9 @@ they share with the dealer. The protocols of this package differ in these points
     stored          `vfl.llm.two_party` keeps dealt numbers on disk until a question comes;
     in one process  `vfl.mpc.many.members.Lockstep`: all parties at once, without messages.
 
-If one holder has a factor x in plaintext, `one_way_product` computes the product. The holder of x
+If one holder knows a factor x in plaintext, `one_way_product` computes the product. The holder of x
 opens e = x - u to the other holder, which opens f = y - v in return. Each of these two holders uses
-the opening that it received. Then x y = x f + e v + u v, and the dealer shares u v.
+only the opening that it received. Then x y = x f + e v + u v, and the dealer shares u v.
 `vfl.mpc.secure.shared_layer` uses only products of this kind.
 """
 
@@ -51,12 +53,13 @@ from vfl.mpc.stream import KEY_BYTES, PadStream
 
 
 class Peer:
-    """A party with its channels, its pad streams shared with other parties, and an operation count.
+    """A party with its channels, its key streams shared with peers, and a count of operations.
 
     Args:
-        role: 0, 1 or 2; with more parties, up to the number of parties minus one.
-        links: links to the other parties, by role.
-        record: terms, besides those of `agree`, that must be equal at all parties, as JSON values.
+        role: role number: 0, 1 or 2; with more parties, up to the number of parties minus one.
+        links: links to the other parties, by their role numbers.
+        record: terms, besides those of `agree`, that all parties must have in common, as JSON
+            values.
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], record: Mapping[str, Any]) -> None:
@@ -73,16 +76,17 @@ class Peer:
         return self._number
 
     def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
-        """Agree on fresh keys for every pair, after checking that all parties run the same program.
+        """Agree on fresh keys for every pair of parties.
 
-        The first party of a pair draws 32 bytes from the operating system and sends them over the
-        link, which must be encrypted if it leaves the process. The keys stay only in memory and end
-        with this object; a restarted party starts a new attempt with new keys.
+        First, the parties check that all of them run the same program. The first party of a pair
+        draws 32 bytes from the operating system's random generator and sends them over the link,
+        which must be encrypted if it leaves the process. The keys are only in memory and end with
+        this object; a restarted party starts a new attempt with new keys.
 
         Args:
-            terms: settings that must be equal at all parties, as JSON values.
+            terms: settings that all parties must have in common, as JSON values.
             session: name of the session.
-            attempt: number of restarts of the session so far.
+            attempt: number of earlier attempts at the session, before each restart.
 
         Raises:
             DisagreementError: another party has different terms.
@@ -107,23 +111,26 @@ class Peer:
                 self.use_key(peer, raw[:size], session, attempt)
 
     def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
-        """Derive the key of the pads shared with a peer from their secret, session and attempt."""
+        """Derive the key of the key stream shared with a peer.
+
+        It depends on the pair's secret, the session and the attempt.
+        """
         first, second = sorted((self.role, peer))
         about = f"vfl.mpc {name_of(first)}-{name_of(second)} {len(session)} {session} {attempt}"
         self.pads[peer] = PadStream(hmac.digest(secret, about.encode(), "sha256"))
 
     def pad(self, peer: int, shape: Sequence[int], *purpose: str | int) -> Tensor:
-        """Draw a pad that party `peer` draws too; int64 of the given axes."""
+        """Draw a pad (one-time mask) that party `peer` can draw too; int64 of the given axes."""
         return drawn(self.pads[peer], shape, *purpose)
 
     def next_number(self) -> int:
-        """Return the number of the operation that begins; it is the same at all parties."""
+        """Return the number of the operation that begins; all parties get the same number."""
         self._number += 1
         return self._number
 
 
 def drawn(stream: PadStream, shape: Sequence[int], *purpose: str | int) -> Tensor:
-    """Draw a pad that every party with this stream can draw; int64 of the given axes."""
+    """Draw a pad that every party with this key stream can draw; int64 of the given axes."""
     elements = stream.elements64(math.prod(shape), *purpose).view("int64")
     return torch.from_numpy(elements).reshape(tuple(shape))
 
@@ -141,21 +148,22 @@ def traffic(party: Peer) -> list[Traffic]:
 
 
 class Engine(Peer):
-    """One party of a computation on shares: a holder, or the dealer.
+    """One party of a computation on shares: a holder of shares, or the dealer.
 
     Args:
         role: number of the role, counted from 0; the last role is the dealer's.
-        links: links to the other parties, by role. Only the two parties of a link may read it.
-        holders: number of holders.
+        links: links to the other parties, by role. Only the two parties of a link are able to read
+            it.
+        holders: number of holders of shares.
         record: see `Peer`.
 
     Attributes:
         holders: number of holders.
         dealer: the dealer's role.
         numbers: number system of the shares.
-        front: number of leading axes that a share has in addition to the tensor's own axes.
-        part: prefix of the purpose under which holder and dealer draw a holder's part of a mask
-            from their pad stream.
+        front: number of leading axes that a share has in addition to its tensor's own axes.
+        part: first words of the purpose for which a holder and the dealer draw the holder's part of
+            a mask from their key stream.
     """
 
     numbers: Ring = RING
@@ -175,21 +183,24 @@ class Engine(Peer):
 
     @property
     def holds(self) -> bool:
-        """Return whether this party is a holder; a process of all parties is also the dealer."""
+        """Return whether this party is a holder of shares.
+
+        A process that runs all parties is both holder and dealer.
+        """
         return self.role != self.dealer
 
     @property
     def first(self) -> bool:
-        """Return whether this is the first holder, which alone adds public terms to its share."""
+        """Return whether this is the first holder, which alone adds public summands."""
         return self.role == 0
 
     @property
     def others(self) -> list[int]:
-        """Roles of the other holders."""
+        """Role numbers of the other holders."""
         return [holder for holder in range(self.holders) if holder != self.role]
 
     def _stream_of_holders(self) -> PadStream | None:
-        """Return a stream that all holders share and the dealer lacks; None at the dealer."""
+        """Return a key stream that all holders share and the dealer lacks; None at the dealer."""
         if self.deals:
             return None
         if self.role > 1:
@@ -203,14 +214,15 @@ class Engine(Peer):
     # Operations that share or reveal values.
 
     def reveal(self, shared: SharedTensor, where: str, to: int | None = None) -> Tensor | None:
-        """Reveal values to one party, or to all holders; float64, and None at the other parties.
+        """Reveal values to one party or to all holders.
 
-        The cost is 8 bytes per element and one round.
+        The result is float64, and None at parties that do not learn the values. The cost is 8 bytes
+        per element and one round of messages.
 
         Args:
             shared: tensor whose values are revealed.
-            where: name of the tensor, for the leakage ledger.
-            to: role of the party that learns the values; None reveals them to all holders.
+            where: name of the tensor in the ledger of leakage.
+            to: role number of the party that learns the values; None reveals them to all holders.
         """
         total = self._revealed(self.next_number(), shared, to)
         if total is None:
@@ -235,7 +247,7 @@ class Engine(Peer):
     def _share(
         self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
     ) -> SharedTensor:
-        """Share elements that one holder has; this sends no message."""
+        """Share elements that one holder knows; this takes no message."""
         if self.deals:
             return SharedTensor(blank(shape), bits)
         if own is None:
@@ -244,7 +256,7 @@ class Engine(Peer):
             own = own - self.pad(holder, shape, "share", number)
         return SharedTensor(own, bits)
 
-    # Sources of masks and of products.
+    # Sources of masks, and of shares of the masks' products.
 
     def _mask(
         self,
@@ -264,7 +276,10 @@ class Engine(Peer):
     def _sums(
         self, parts: Sequence[Tensor], number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        """Send this holder's parts to other holders; return the sums of all parts; one round."""
+        """Send this holder's parts to the other holders, and return the sums of all parts.
+
+        This takes one round of messages.
+        """
         numbers = numbers or self.numbers
         for holder in self.others:
             self.channels[holder].send(parts, number)
@@ -276,7 +291,7 @@ class Engine(Peer):
         return totals
 
     def _plus(self, share: Tensor, public: Tensor) -> Tensor:
-        """Return a share of a sum with public elements, which the first holder adds."""
+        """Return a share of a sum with public elements; the first holder adds them to its share."""
         if self.first:
             return share + public
         if not public.dim() or public.shape == share.shape:
@@ -292,7 +307,7 @@ class Engine(Peer):
         numbers: Ring | None = None,
         phase: str = "offline",
     ) -> list[Tensor]:
-        """At the dealer, share its values; only the last holder receives a message."""
+        """At the dealer, share values; only the last holder receives a message."""
         numbers, last = numbers or self.numbers, self.holders - 1
         flat = [value.reshape(-1) for value in values]
         rest = flat[0] if len(flat) == 1 else torch.cat(flat)
@@ -317,19 +332,19 @@ class Engine(Peer):
         return self.channels[self.dealer].receive(shapes, number)
 
     def _blank(self, shape: Sequence[int]) -> Tensor:
-        """Return the dealer's placeholder for a share, which is a shape without content."""
+        """Return the dealer's placeholder for a share: a shape without content."""
         return blank(shape)
 
 
 class BeaverEngine(Engine):
-    """Engine whose dealer deals products and divisions when they are computed."""
+    """Engine whose dealer deals for products and divisions at the time of their computation."""
 
     def plus(self, shared: SharedTensor, public: Tensor) -> SharedTensor:
-        """Return the sum with public elements, broadcast to the axes of both; without a message."""
+        """Return the sum with public elements, broadcast to the axes of both; takes no message."""
         return SharedTensor(self._plus(shared.share, public), shared.bits)
 
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """Open tensors under masks for multiplication, in one round; 8 bytes per element.
+        """Open tensors under masks for multiplication; one round of messages, 8 bytes per element.
 
         A tensor that was opened before stays as it is, and so do its rows and its transpose: a mask
         belongs to one tensor, and every product uses a fresh sharing of the masks' product.
@@ -353,7 +368,10 @@ class BeaverEngine(Engine):
     def multiply(
         self, left: SharedTensor, right: SharedTensor, operation: Operation = torch.mul
     ) -> SharedTensor:
-        """Multiply two tensors; bits add up; one round if a factor was not opened before.
+        """Multiply two tensors.
+
+        The numbers of fraction bits add up. The product takes one round of messages if a factor was
+        not opened before.
 
         Args:
             left: one factor, of axes that the operation accepts.
@@ -376,14 +394,16 @@ class BeaverEngine(Engine):
     def divide(
         self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
     ) -> SharedTensor:
-        """Divide by 2^shift, rounding down or one unit higher. 8 bytes per element, one round.
+        """Divide by 2^shift; the result is rounded down, or is one unit higher.
+
+        The division takes 8 bytes per element and one round of messages.
 
         Args:
             shared: values whose elements are below 2^62 in magnitude; in the prime field, below
                 2^59.
-            shift: number of bits to remove.
-            positive: whether the elements are in the range 0 to 2^63 instead.
-            below: whether to subtract one unit from the result, which then never exceeds the exact
+            shift: number of low bits to remove.
+            positive: whether the elements are in the range 0 to 2^63 instead of the signed range.
+            below: whether to subtract one unit from the result, so that it never exceeds the exact
                 value.
         """
         number, bits, numbers = self.next_number(), shared.bits - shift, self.numbers
@@ -399,14 +419,17 @@ class BeaverEngine(Engine):
         share, public = numbers.quotient(opened, low, top, shift, offset)
         return SharedTensor(self._plus(share, numbers.lift(public - int(below))), bits)
 
-    # Steps of which the operations above consist.
+    # Steps that the operations above combine.
 
     def _masks(self, shares: Sequence[Tensor], number: int) -> list[Tensor]:
-        """Return this party's parts of the masks under which tensors are opened; see `_mask`."""
+        """Return this party's parts of the masks under which it opens tensors; see `_mask`."""
         return [self._mask(each.shape, "mask", at, number=number) for at, each in enumerate(shares)]
 
     def _mask_to_divide(self, share: Tensor, shift: int, number: int) -> Tensor:
-        """Return this party's part of a division's mask; the dealer then also deals its parts."""
+        """Return this party's part of the mask for a division.
+
+        The dealer then also deals shares of the mask's parts.
+        """
         mask = self._mask(share.shape, "whole", number=number)
         if self.deals:
             self._deal(self.numbers.parts(self._whole(mask), shift), "parts", number)
@@ -417,7 +440,7 @@ class BeaverEngine(Engine):
         return mask
 
     def _opened(self, hidden: Sequence[Tensor], number: int) -> Sequence[Tensor | None]:
-        """Open masked shares to each holder; one round."""
+        """Open masked shares to each holder; this takes one round of messages."""
         return self._sums(hidden, number) if self.holds else [None] * len(hidden)
 
 
@@ -429,15 +452,16 @@ def masked_product(
     right: Tensor,
     dealt: Tensor | None = None,
 ) -> Tensor:
-    """Return a holder's share of a product without the dealt part: w + e (v + f) + u f.
+    """Return a holder's share of a product: w + e (v + f) + u f, where w is the dealt part.
 
     Args:
         numbers: number system of the elements.
         operation: bilinear map that is the product.
         opened: e and f, the two factors minus their masks, which all holders know.
         left_mask: this holder's part of u, the mask of the left factor.
-        right: this holder's part of v, the mask of the right factor; one holder has added f to it.
-        dealt: this holder's share w of the masks' product; None if the caller adds it later.
+        right: this holder's part of v, the mask of the right factor; the first holder has added f
+            to it.
+        dealt: this holder's share w of the masks' product; None if the caller adds w later.
     """
     e, f = opened
     found = numbers.product(operation, e, right)
@@ -449,14 +473,14 @@ def masked_product(
 def one_way_product(
     numbers: Ring, operation: Operation, factors: tuple[Tensor, Tensor], dealt: Tensor
 ) -> Tensor:
-    """Return a holder's share of a product; one holder has the factor x in plaintext.
+    """Return a holder's share of a product of a factor x that one holder knows in plaintext.
 
     Args:
         numbers: number system of the elements.
         operation: bilinear map that is the product.
-        factors: the two factors, in the operation's order. At the holder of x, the factors are x
-            and the opening f, plus this holder's own share of y, if there is one. At the other
-            holder, the factors are the opening e, and v.
+        factors: the two factors at this holder, in the operation's order. At the holder of x, these
+            are x and the opening f plus this holder's own share of y, if there is one. At the other
+            holder, these are the opening e, and the mask v.
         dealt: this holder's share of the masks' product; see `dealt_product`.
     """
     return numbers.add(numbers.product(operation, *factors), dealt)
@@ -465,5 +489,5 @@ def one_way_product(
 def dealt_product(
     numbers: Ring, operation: Operation, masks: tuple[Tensor, Tensor], pad: Tensor
 ) -> Tensor:
-    """At the dealer, return one share of the product of masks; the other share is `pad`."""
+    """At the dealer, return one share of the product of two masks; `pad` is the other share."""
     return numbers.sub(numbers.product(operation, *masks), pad)

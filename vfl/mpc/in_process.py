@@ -1,9 +1,10 @@
 """Parties as threads of one process: for tests, for measurements and for `private`.
 
-A process that runs all parties protects no secret; only its messages are the same as in a run with
-separate processes. Each frame on the links between the threads carries a number: the length of the
-chain of messages that led to it. The largest such number that a party has received is the depth of
-the party. The largest depth of all parties is the number of sequential messages (hops).
+A process that runs all parties protects no secret; only its messages are the same as in a session
+with separate processes. Each frame on the links between the threads carries a number: the length of
+the chain of messages that led to it. The largest such number among a party's received frames is the
+depth of the party. The largest depth of all parties is the number of messages that had to follow
+one another (hops).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _Peer = TypeVar("_Peer", bound=Peer)
 
 
 def mesh(timeout_s: float = 30.0, count: int = 3) -> tuple[list[dict[int, LocalLink]], list[Depth]]:
-    """Return each party's links, by the other party's role, and the parties' message depths."""
+    """Return each party's links, by the other party's role number, and the parties' depths."""
     depths = [Depth() for _ in range(count)]
     links: list[dict[int, LocalLink]] = [{} for _ in range(count)]
     for one, two in combinations(range(count), 2):
@@ -40,14 +41,15 @@ def mesh(timeout_s: float = 30.0, count: int = 3) -> tuple[list[dict[int, LocalL
 def together(
     pool: Executor, played: Iterable[tuple[str, Callable[[], _Result], Iterable[LocalLink]]]
 ) -> list[_Result]:
-    """Run each party in its own thread, and wait for all of them.
+    """Run each party in its own thread, and wait until all have ended.
 
     Args:
         pool: thread pool with one thread for each party.
-        played: name, program and links of each party.
+        played: for each party, its name, its program and its links.
 
     Raises:
-        VFLError: a party failed; this is the first error, which was reported to the other parties.
+        VFLError: a party failed; this is the first error that occurred, which was reported to the
+            other parties.
     """
 
     def one(name: str, program: Callable[[], _Result], links: Iterable[LocalLink]) -> _Result:
@@ -55,7 +57,7 @@ def together(
             return program()
         except Exception as problem:
             told = problem
-            if not isinstance(told, VFLError):  # the error's text may contain data
+            if not isinstance(told, VFLError):  # the text of the error may contain data
                 told = ProtocolError(
                     "a party stopped with an error", where=name, got=type(problem).__name__
                 )
@@ -70,14 +72,14 @@ def together(
 
 
 def _rank(error: BaseException) -> int:
-    """Rank an error, so that a cause sorts before the errors that it causes at other parties."""
+    """Rank an error, so that a cause sorts before the errors that it caused at other parties."""
     if isinstance(error, PeerFailedError):
         return 2
     return 3 if isinstance(error, LostPeerError) else 1
 
 
 class Star:
-    """Streams from several threads to one middle party; see `LocalStreams` of `vfl.session`.
+    """Streams between several threads and one middle party; see `LocalStreams` of `vfl.session`.
 
     Args:
         names: names of all parties.
@@ -85,9 +87,9 @@ class Star:
         timeout_s: seconds that each party waits for a frame.
 
     Attributes:
-        outer: each outer party's stream to the middle party, by the outer party's name.
-        inner: the middle party's streams to the outer parties, by the outer party's name; they only
-            send.
+        outer: each outer party's stream to the middle party; the key is the outer party's name.
+        inner: the middle party's streams to the outer parties, which can only send; the key is the
+            outer party's name.
     """
 
     def __init__(self, names: Iterable[str], middle: str, timeout_s: float = 30.0) -> None:
@@ -108,11 +110,11 @@ class Star:
         self._arriving.put((name, sent))
 
     def receive_any(self) -> tuple[str, Frame]:
-        """At the middle party, receive the next frame, with its sender's name.
+        """At the middle party, receive the next frame; return the sender's name and the frame.
 
         Raises:
-            LostPeerError: no frame came in time, or a link was closed.
-            PeerFailedError: the other party reported an error.
+            LostPeerError: no frame arrived in time, or a link was closed.
+            PeerFailedError: the sender reported an error.
         """
         try:
             name, sent = self._arriving.get(timeout=self._timeout_s)
@@ -122,11 +124,11 @@ class Star:
         return name, frame
 
     def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
-        """Run each party's program in its own thread, by name.
+        """Run each party's program in its own thread; the keys are the parties' names.
 
         Raises:
-            VFLError: a party failed; this is the first error, which was reported to the other
-                parties.
+            VFLError: a party failed; this is the first error that occurred, which was reported to
+                the other parties.
         """
         ends = {name: [link] for name, link in self.outer.items()}
         inner = list(self.inner.values())
@@ -136,15 +138,15 @@ class Star:
 
 
 class LocalParties(Generic[_Peer]):
-    """All parties as threads of this process; a context manager whose exit ends the threads.
+    """All parties as threads of this process; the end of its `with` block ends the threads.
 
     Args:
-        make: function that makes a party from its role and its links by role.
+        make: function that makes a party from its role number and its links.
         timeout_s: seconds that a party waits for a message.
         count: number of parties.
 
     Attributes:
-        parties: the parties P0, P1, P2 and so on.
+        parties: the objects of the parties P0, P1, P2 and so on.
     """
 
     def __init__(
@@ -159,17 +161,18 @@ class LocalParties(Generic[_Peer]):
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="vfl-mpc")
 
     def agree(self, terms: Mapping[str, Any]) -> None:
-        """Agree on fresh keys for every pair; all parties must run the same program."""
+        """Agree on fresh keys for every pair of parties; all parties must run the same program."""
         session = secrets.token_hex(16)
         self.run(lambda party: party.agree(terms, session))
 
     def run(
         self, program: Callable[[_Peer], _Result], roles: Sequence[int] | None = None
     ) -> list[_Result]:
-        """Run a program at some parties, or at all parties, and return each party's result.
+        """Run a program at some parties, or at all; return each party's result.
 
         Raises:
-            VFLError: a party failed; this is the first error, and the session has ended.
+            VFLError: a party failed; this is the first error that occurred, and the session has
+                ended.
         """
         if self._ended:
             raise LostPeerError("this session has ended", fix="begin a new session, with new keys")
@@ -184,7 +187,7 @@ class LocalParties(Generic[_Peer]):
             raise
 
     def hops(self) -> int:
-        """Return the number of sequential messages since the last call."""
+        """Return the number of messages that followed one another since the last call."""
         deepest = max(depth.hops for depth in self._depths)
         for depth in self._depths:
             depth.hops = 0
@@ -199,11 +202,11 @@ class LocalParties(Generic[_Peer]):
         return [leak for party in self.parties for leak in party.leakage.leaks()]
 
     def close(self, *, wait: bool = True) -> None:
-        """End the session; closing twice is harmless.
+        """End the session; a second call has no effect.
 
         Args:
             wait: whether to wait until the threads have ended. If the garbage collector calls this
-                method, a thread may be starting, so the call must not wait.
+                method, a thread may be starting, so the call must not wait for threads.
         """
         self._ended = True
         for links in self._links:

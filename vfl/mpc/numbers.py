@@ -1,13 +1,13 @@
-"""Number systems of shares: the ring 2^64, and the prime field 2^61 - 1.
+"""Number systems of shares: integers modulo 2^64 (ring), and modulo the prime 2^61 - 1 (field).
 
-Both systems keep their elements in int64. Ring elements wrap around like int64, so an operation of
-the ring is torch's own operation. Field elements are from 0 to p - 1; the field exists because a
-MAC in the ring would miss a change of high bits.
+Both number systems store their elements as int64. Ring elements wrap around like int64, so an
+operation of the ring is torch's own operation. Field elements are from 0 to p - 1; the field exists
+because in the ring a MAC would miss a change of high bits.
 
-To divide a shared x by 2^shift, the holders open c = x + offset + r under a mask r. The dealer has
-dealt shares of the mask's parts (Escudero et al. 2020, section 5.1). Whether the sum wrapped around
-follows from two uppermost bits: that of c, which all holders see, and that of r, which is shared.
-The quotient is exact to one unit.
+To divide a shared x by 2^shift, the holders open c = x + offset + r, where r is a mask. The dealer
+has dealt shares of the parts of the mask (Escudero et al. 2020, section 5.1). Whether the sum
+wrapped around follows from two uppermost bits: the highest bit of c, which all holders see, and
+that of r, which is shared. The quotient is exact to one unit of its last bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vfl.mpc.ring import ELEMENT_BITS, Composed, Operation, matmul, matmul_each
 
-#: Uppermost bit of a ring element, and all bits below it.
+#: Highest bit of a ring element, and all bits below the highest.
 SIGN = ELEMENT_BITS - 1
 LOW = (1 << SIGN) - 1
 #: Number of bits of a field element, and the field's prime.
@@ -29,14 +29,14 @@ _HALF, _LIMB = 31, 21
 
 
 class Ring:
-    """Integers modulo 2^bits; subclasses define other number systems and override what differs.
+    """Integers modulo 2^bits; subclasses define other number systems and override the differences.
 
     Args:
-        bits: number of low bits of an element that count; if it is below 64, a message may carry
-            only these bits.
+        bits: number of low bits of an element that count; if `bits` is below 64, a message may
+            carry only the low bits.
 
     Attributes:
-        offset: number that is added to a signed value before a division, to make it positive.
+        offset: number that is added to a signed value before a division to make it positive.
     """
 
     offset = 1 << (SIGN - 1)
@@ -53,11 +53,11 @@ class Ring:
         return elements
 
     def add(self, one: Tensor, two: Tensor) -> Tensor:
-        """Return the sum."""
+        """Return the sum of two elements."""
         return one + two
 
     def sub(self, one: Tensor, two: Tensor) -> Tensor:
-        """Return the difference."""
+        """Return the difference of two elements."""
         return one - two
 
     def mul(self, one: Tensor, two: Tensor | int) -> Tensor:
@@ -76,23 +76,26 @@ class Ring:
         return linear(*operands)
 
     def parts(self, mask: Tensor, shift: int) -> list[Tensor]:
-        """Return a mask shifted by a division, without its uppermost bit; and this bit alone."""
+        """Return the part of a mask that a division shifts, and the mask's highest bit."""
         return [(mask & LOW) >> shift, upper(mask, SIGN)]
 
     def quotient(
         self, opened: Tensor, low: Tensor, top: Tensor, shift: int, offset: int
     ) -> tuple[Tensor, Tensor]:
-        """Divide an opened value; return a holder's share, and a public term that one holder adds.
+        """Divide an opened value; return a holder's share and a public summand.
+
+        One holder adds the public summand to its share.
 
         Args:
             opened: the opened value c.
-            low: a share of the first of the two parts of the mask; see `parts`.
+            low: a share of the first of the two parts that `parts` returns for the mask.
             top: a share of the second part.
             shift: number of bits by which to divide.
             offset: number that was added to x before the opening.
         """
-        # The uppermost bits b of c and t of the mask differ if the lower 63 bits carried. The
-        # mask's bit t is shared, so the exclusive or is computed by arithmetic: b + t - 2 b t.
+        # The highest bits b (of c) and t (of the mask) differ if the sum of the lower 63 bits
+        # carried. The bit t is shared, so the exclusive or is computed by arithmetic: b + t - 2 b
+        # t.
         public = upper(opened, SIGN)
         share = (top * (1 - 2 * public) << (SIGN - shift)) - low
         return share, ((opened & LOW) >> shift) + (public << (SIGN - shift)) - (offset >> shift)
@@ -121,7 +124,7 @@ class Field(Ring):
         return self.reduce(one + (P - two))
 
     def mul(self, one: Tensor, two: Tensor | int) -> Tensor:
-        """Return the element-wise product; uses that 2^62 = 2 and 2^61 = 1 modulo p.
+        """Return the element-wise product modulo p, by the equalities 2^62 = 2 and 2^61 = 1.
 
         >>> FIELD.mul(torch.tensor([P - 1, 1 << 40]), torch.tensor([P - 2, 1 << 40])).tolist()
         [2, 524288]
@@ -137,7 +140,10 @@ class Field(Ring):
         return self.reduce(self.reduce(total) + (small & P) + (small >> BITS))
 
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:
-        """Multiply matrices in limbs of 21 bits; int64 sums the products of limbs exactly."""
+        """Multiply matrices in limbs of 21 bits.
+
+        int64 represents the sums of products of limbs exactly.
+        """
         ones, twos = self._limbs(left), self._limbs(right)
         found = torch.zeros((), dtype=torch.int64)
         for place in range(2 * len(ones) - 1):
@@ -154,7 +160,7 @@ class Field(Ring):
         return self.matmul(left, right) if operation is matmul else self.mul(left, right)
 
     def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-        """See `Ring`; each result may be a sum of fewer than 2^30 elements."""
+        """See `Ring`; each result may be the sum of at most 2^30 - 1 elements."""
         low = linear(*(each & ((1 << _HALF) - 1) for each in operands))
         high = linear(*(each >> _HALF for each in operands))
         return self.add(self.lift(low), self.mul(self.lift(high), 1 << _HALF))
@@ -165,8 +171,8 @@ class Field(Ring):
     def quotient(
         self, opened: Tensor, low: Tensor, top: Tensor, shift: int, offset: int
     ) -> tuple[Tensor, Tensor]:
-        # Adding the mask wrapped around p if the mask's upper bit is 1 and the opening's upper bit
-        # is 0.
+        # Adding the mask wrapped around p if the mask's highest bit is 1 and the opening's highest
+        # bit is 0.
         wraps = 1 - (opened >> (BITS - 1))
         share = self.sub(self.mul(top, wraps * (P >> shift)), low)
         return share, (opened >> shift) - (offset >> shift)
@@ -177,7 +183,7 @@ class Field(Ring):
 
 
 class Words(Ring):
-    """Words of 64 bits, with exclusive or as addition."""
+    """Words of 64 bits; their addition is the exclusive or."""
 
     def add(self, one: Tensor, two: Tensor) -> Tensor:
         return one ^ two
@@ -190,13 +196,13 @@ RING, WORDS, FIELD = Ring(), Words(), Field()
 
 
 def broadcast(one: Sequence[int], two: Sequence[int]) -> torch.Size:
-    """Return the axes that two shapes broadcast to."""
+    """Return the axes to which two shapes broadcast together."""
     shape: torch.Size = torch.broadcast_shapes(one, two)  # type: ignore[no-untyped-call]
     return shape
 
 
 def reach(stack: Tensor, axes: int) -> Tensor:
-    """Give stacked tensors at least this many axes; insert axes of length 1 after the first."""
+    """Give stacked tensors at least this many axes, by axes of length 1 after the first axis."""
     missing = axes + 1 - stack.dim()
     if missing <= 0:
         return stack

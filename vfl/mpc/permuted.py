@@ -1,9 +1,9 @@
-"""Evaluation of functions by P2 on values in an order that P2 does not know (algorithm 5.2).
+"""Functions that P2 evaluates on values in an order that P2 does not know (algorithm 5.2).
 
-This file has the element-wise functions and their derivatives. It also has the secret permutation,
-the dummies and the random signs, which the two holders draw from their shared key without a
-message. If P2 only evaluates a function of the values, holders send the upper 40 bits of each
-share; this file packs and unpacks them.
+This file defines the element-wise functions and their derivatives. It also defines the secret
+permutation, the dummies (false values among the real ones) and the random signs, which the two
+holders draw from their shared key without a message. If P2 only evaluates a function of the values,
+holders send only the upper 40 bits of each share; this file packs and unpacks these bits.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _SQRT_HALF = 0.7071067811865476
 _LEAST_INDEX_BITS = 20
 _DUMMY_SCALE = 2.0
 _WORD = 64
-#: If two shares lose their lower 24 bits, their sum is the value minus the lost parts, which are
-#: 2^24 on average. The receiver adds 2^24; the remaining error is below 2^24, so below 2^(24 -
-#: bits) in units of the value.
+#: If two shares lose their lower 24 bits, their sum is the value minus the two lost parts, which
+#: together are 2^24 on average. The receiver adds 2^24; the remaining error is below 2^24 in
+#: magnitude, so below 2^(24 - bits) in units of the value.
 UPPER_BYTES = 5
 EXPECTED_CARRY = 1 << 24
-#: Data types of the two fields that an element's upper bytes are copied as, by the number of bytes
-#: kept.
+#: Data types of the two fields by which an element's upper bytes are copied; the key is the number
+#: of bytes that are kept.
 _FIELDS = {5: ("<u4", "u1"), 6: ("<u4", "<u2")}
 
 
@@ -43,12 +43,12 @@ class Function:
     """A function of one variable, applied to every element.
 
     Attributes:
-        name: name of the function in settings.
-        value: the function f, on float64 values.
-        slope: derivative of f.
-        mirror: number c with f(-x) = c - f(x); with this symmetry, values can carry random signs.
-            None if the function lacks it.
-        whole_slope: whether the slope is always 0 or 1, so that it needs no fraction bits.
+        name: name of the function in users' settings.
+        value: the function f itself, on float64 values.
+        slope: the derivative of f, on float64 values.
+        mirror: number c with f(-x) = c - f(x), a symmetry that lets the holders give values random
+            signs. None if the function lacks this symmetry.
+        whole_slope: whether the derivative is always 0 or 1, so that it needs no fraction bits.
         positive: whether the function is defined only above 0; dummies are then positive too.
     """
 
@@ -84,10 +84,10 @@ FUNCTIONS = {
 
 
 def function(name: str) -> Function:
-    """Return the function with this name.
+    """Return the function with this name, and its derivative.
 
     Raises:
-        UnknownNameError: no function has this name; the error suggests the nearest.
+        UnknownNameError: no function has this name; the error suggests the most similar name.
     """
     if name not in FUNCTIONS:
         raise UnknownNameError(
@@ -102,7 +102,7 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
     """Draw a uniform permutation of ``range(count)``; int64 of shape (count,).
 
     Args:
-        pads: pad stream of the two parties that permute.
+        pads: key stream of the two parties that permute.
         count: number of elements.
         purpose: see `PadStream.elements64`.
 
@@ -111,7 +111,7 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
     0.0001. If two keys are equal, the order of one pair of neighbours is not random.
 
     Raises:
-        ReusedPadError: the permutation of this purpose and step has been drawn before.
+        ReusedPadError: the permutation for this purpose and step was drawn before.
     """
     bits = np.uint64(max(_LEAST_INDEX_BITS, (max(count, 1) - 1).bit_length()))
     low = (np.uint64(1) << bits) - np.uint64(1)
@@ -124,18 +124,18 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
 
 
 class Permutation:
-    """Order, dummies and random signs of one operation; both holders draw the same ones.
+    """Order, dummies and random signs for one operation; both holders draw equal ones.
 
     Args:
-        pads: pad stream of the two holders.
-        rules: rules that set the least number of elements.
+        pads: key stream of the two holders.
+        rules: rules, which set the smallest number of elements to send.
         elements: number of real elements.
-        function: function to evaluate. Values get random signs only if the function is symmetric
-            (`Function.mirror`).
+        function: function that P2 will evaluate. Values get random signs only if the function is
+            symmetric (`Function.mirror`).
         number: number of the operation.
 
     Attributes:
-        count: number of elements that are sent, dummies included.
+        count: number of elements that are sent; it includes dummies.
     """
 
     def __init__(
@@ -153,7 +153,10 @@ class Permutation:
         self._dummies = self._draw_dummies(pads, function, number)
 
     def apply(self, elements: Tensor, bits: int, first: bool) -> Tensor:
-        """Return this holder's share in the permuted order, with dummies and signs; one axis."""
+        """Return this holder's share of the values in permuted order.
+
+        The share has one axis, and includes dummies and random signs.
+        """
         flat = elements.reshape(-1)
         if self._dummies is not None:
             values, mask = self._dummies
@@ -164,13 +167,14 @@ class Permutation:
         return flat.index_select(0, self._order)
 
     def undo(self, elements: Tensor, bits: int, first: bool, mirrored: bool) -> Tensor:
-        """Return the share of the real elements' results in the original order; one axis.
+        """Return this holder's share of the real elements' results in the original order; one axis.
 
         Args:
             elements: this holder's share of the results, in the secret order.
             bits: fraction bits of the results.
-            first: whether this is P0.
-            mirrored: whether the random signs change the results: they change f(x), but not slopes.
+            first: whether this holder is P0.
+            mirrored: whether the random signs change the results: they change values f(x), but not
+                derivatives.
         """
         found = elements.index_select(0, self._back)
         if self._signs is not None and mirrored:
@@ -211,12 +215,12 @@ def upper_bytes(elements: Tensor, size: int = UPPER_BYTES) -> memoryview:
 
 
 def from_upper_bytes(payload: memoryview, size: int = UPPER_BYTES, fill: int = 0) -> Tensor:
-    """Rebuild ring elements from their upper bytes; int64 of one axis.
+    """Rebuild ring elements from their upper bytes; the result is int64 with one axis.
 
     Args:
         payload: result of `upper_bytes`.
         size: number of bytes per element.
-        fill: value of the omitted lower bytes.
+        fill: value that replaces the omitted lower bytes.
     """
     in_word, packed_type = _types(size)
     packed = np.frombuffer(payload, packed_type)
@@ -227,7 +231,7 @@ def from_upper_bytes(payload: memoryview, size: int = UPPER_BYTES, fill: int = 0
 
 @lru_cache
 def _types(size: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """Return two numpy types of the kept bytes: as fields of an element, and as a packed record."""
+    """Return two numpy types of the kept bytes: their fields in an element, and a packed record."""
     low, high = _FIELDS[size]
     start = ELEMENT_BYTES - size
     places: Any = {"low": (low, start), "high": (high, start + 4)}
@@ -235,6 +239,9 @@ def _types(size: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
 
 
 def _copy(source: np.ndarray, target: np.ndarray) -> None:
-    """Copy field by field, because numpy copies four bytes at once, but five bytes one by one."""
+    """Copy field by field.
+
+    numpy copies a field of four bytes at once, but five bytes one by one.
+    """
     for name in ("low", "high"):
         target[name] = source[name]

@@ -1,19 +1,21 @@
-"""Ring elements modulo N = 2^64, as int64 tensors, which wrap around as the ring's elements do.
+"""Ring elements modulo N = 2^64 as int64 tensors, which wrap around like elements of the ring.
 
-A real number x is represented by round(x 2^bits) (thesis of split learning, 2025, eq 5-3, which
-lacks the rounding). Two's complement represents negative numbers; decoding is eq 5-4, with the sign
-that the equation lacks.
+A real number x is represented by the integer round(x 2^bits) (split-learning thesis, 2025, eq 5-3,
+which lacks the rounding). Negative numbers are in two's complement; decoding is eq 5-4 of the
+thesis, with the sign that the equation lacks.
 
-Products: torch multiplies int64 matrices without a BLAS. If the compiler that built torch used the
-right instructions, a product takes twice as long as in float64, and otherwise forty times as long.
-In the slower case, a ring element is split into three signed limbs of 22, 21 and 21 bits, which
-begin at the bits 0, 22 and 43. The limbs need six exact products in float64; products at bit 64 and
-above are multiples of 2^64 and are left out. With 512 terms the largest sum is below 2^53. A GPU
-has no int64 product at all. Large products are computed on a GPU with limbs, if they are worth the
-transfer (`multiply_on`).
+Products: torch multiplies int64 matrices without an optimised library (BLAS). If torch was compiled
+with the right processor instructions, a product takes twice as long as in float64, and otherwise
+forty times as long. In the slower case, a ring element is split into three signed limbs of 22, 21
+and 21 bits, which begin at the bits 0, 22 and 43. The limbs then need six exact products in
+float64; products of limbs whose lowest bit is 64 or above are multiples of 2^64 and are left out.
+With an inner size of 512, the largest sum is below 2^53, so float64 is exact. A GPU has no int64
+matrix product at all. A GPU computes large products with limbs, if they are worth the transfer of
+the operands (`multiply_on`).
 
-The last functions of this file encode the values of a cut as masked elements of a smaller ring (8
-to 64 bits), and decode them. Encoding and decoding take one pass each where numba is installed.
+The last functions of this file encode the values of cut-layer activations as masked elements of a
+smaller ring (8 to 64 bits), and decode them. If numba is installed, encoding and decoding take one
+pass over the values each.
 """
 
 from __future__ import annotations
@@ -31,50 +33,50 @@ from torch import Tensor
 from vfl.core.compiled import COMPILED, compiled
 from vfl.core.errors import NonFiniteError, RingRangeError
 
-#: Product of two tensors: `matmul`, `inner` or `torch.mul`.
+#: A product of two tensors: `matmul`, `inner` or `torch.mul`.
 Operation = Callable[[Tensor, Tensor], Tensor]
 
 ELEMENT_BITS = 64
 ELEMENT_BYTES = 8
 _FIX = "scale the columns or lower the learning rate, or change magnitude_bits or bits"
-#: Split of a ring element into limbs: first bit of the middle limb and of the upper limb, and the
-#: sum of half the range of each limb.
+#: Numbers that define the limbs of a ring element: first bit of the middle limb and of the upper
+#: limb, and the sum of half the range of each limb.
 _LOW, _MIDDLE = 22, 43
 _HALVES = np.uint64((1 << 21) + (1 << 20 + _LOW) + (1 << 20 + _MIDDLE))
 #: Largest inner size for which a sum of limb products is exact, and the number of rows and columns
-#: of the product that is timed.
+#: of the product by which the code measures int64's speed.
 _TERMS, _PROBE = 512, 128
-#: Only products of at least these sizes are split into limbs: rows and columns, inner size, number
-#: of multiplications.
+#: Smallest sizes of a product that is split into limbs: rows and columns, inner size, number of
+#: multiplications.
 _LEAST_SIDE, _LEAST_INNER, _LEAST_TERMS = 32, 16, 1 << 18
-#: Least number of multiplications of a product that runs on a GPU; the transfer takes about a
+#: Smallest number of multiplications of a product that runs on a GPU; the transfer takes about a
 #: millisecond.
 _LEAST_TERMS_OF_CARD = 1 << 23
-#: Largest number of left rows for which the compiled loop is faster than torch, by the type of the
-#: right operand.
+#: Largest number of rows of the left operand for which the compiled loop is faster than torch, by
+#: the type of the right operand.
 _FEW_ROWS = {torch.int64: 8, torch.int32: 32, torch.int16: 32}
-#: Largest number of elements of the right operand for which a product of one row is computed as a
-#: sum, where no compiled loop is available.
+#: If no compiled loop is available: the largest number of elements of the right operand for which a
+#: product with a one-row left operand is computed as a sum.
 _FEW_TERMS = 1 << 18
-#: Number of multiplications below which torch's own loop over batch axes is faster.
+#: Number of multiplications below which torch's own loop over batch axes is faster than other ways.
 _SMALL_PRODUCT = 1 << 17
-#: Number of values that one pass processes, so that they fit a core's cache.
+#: Number of values that one pass processes, so that they fit into a core's cache.
 _BLOCK = 16384
 
 
 class _Card:
-    """GPU on which this process computes large products; None without a GPU."""
+    """The GPU on which this process computes large products; None without a GPU."""
 
     device: torch.device | None = None
 
 
 def multiply_on(device: torch.device) -> None:
-    """Compute large products of this process on this device; "cpu" ends the use of a GPU."""
+    """Let this process compute large products on a device; "cpu" ends the use of a GPU."""
     _Card.device = None if device.type == "cpu" else device
 
 
 def limit_bits(bits: int) -> int:
-    """Return the bits before the point that two factors may have so that their product fits.
+    """Return how many bits before the binary point both factors of a product may have.
 
     >>> limit_bits(23), limit_bits(20)
     (17, 23)
@@ -91,8 +93,9 @@ def encode(
         values: a tensor of floats or integers.
         bits: fraction bits; 0 for whole numbers.
         where: name of the layer or tensor, for the error message.
-        integer_bits: bits before the point that values may have; `limit_bits(bits)` if not given.
-        fix: advice for a value that does not fit.
+        integer_bits: bits before the binary point that values may have; by default
+            `limit_bits(bits)`.
+        fix: advice that the error gives for a value that does not fit.
 
     Raises:
         RingRangeError: a value is too large; the error states how many bits the value needs, never
@@ -109,13 +112,13 @@ def encode(
 def require_integer_bits(
     values: Tensor, integer_bits: int, bits: int, where: str, fix: str = _FIX
 ) -> None:
-    """Refuse values with more than `integer_bits` bits before the point; see `encode`.
+    """Refuse values with more than `integer_bits` bits before the binary point; see `encode`.
 
     Raises:
         RingRangeError, NonFiniteError: see `encode`.
     """
     ends = torch.aminmax(values) if values.numel() else (0.0, 0.0)
-    # `aminmax` returns NaN if a value is NaN; `max` of two such numbers could miss it.
+    # `aminmax` returns NaN if any value is NaN; Python's `max` of two numbers could miss a NaN.
     largest = max(abs(float(end)) for end in ends)
     if not math.isfinite(largest):
         raise NonFiniteError(
@@ -140,10 +143,10 @@ def decode(elements: Tensor, bits: int) -> Tensor:
 def matmul(left: Tensor, right: Tensor) -> Tensor:
     """Multiply matrices in the ring; axes (rows, inner) and (inner, columns).
 
-    If the right operand has a single column, it is multiplied as a vector, which is faster unless
+    If the right operand has a single column, it is multiplied as a vector; this is faster unless
     the left operand is a transposed view. If the left operand has a single row, the product is also
-    computed with a vector. The right operand may be int16 or int32: a product of one row reads each
-    element once, so memory bandwidth determines its time.
+    computed computed with a vector. The right operand may be int16 or int32: a product of one row
+    reads each element of the right operand once, so memory bandwidth determines its time.
     """
     if reads_in_place(len(left), right):
         return torch.from_numpy(_few_rows_by(np.ascontiguousarray(left.numpy()), right.numpy()))
@@ -155,7 +158,8 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
         return torch.mv(left, right[:, 0])[:, None]
     if left.shape[0] == 1 and right.stride(1) == 1:
         return torch.mv(right.t(), left[0])[None]
-    if 0 < len(left) <= _FEW_ROWS[torch.int64] and right.stride(0) == 1:  # a transposed view
+    # The left operand is a transposed view.
+    if 0 < len(left) <= _FEW_ROWS[torch.int64] and right.stride(0) == 1:
         return torch.stack([torch.mv(right.t(), row) for row in left])
     if limbs_pay(left.shape[0], left.shape[1], right.shape[1]):
         return limb_matmul(left, right)
@@ -163,12 +167,12 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def reads_in_place(rows: int, right: Tensor) -> bool:
-    """Return whether `matmul` with this many left rows reads its right operand without a copy."""
+    """Return whether `matmul` with this many left rows reads `right` without a copy."""
     return COMPILED and rows <= _FEW_ROWS.get(right.dtype, -1) and right.is_contiguous()
 
 
 def batched(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply matrices pairwise; axes (products, rows, inner) and (products, inner, columns).
+    """Multiply pairs of matrices; axes (products, rows, inner) and (products, inner, columns).
 
     >>> batched(torch.tensor([[[2, 3]]]), torch.tensor([[[1], [-1]]])).tolist()
     [[[-1]]]
@@ -183,7 +187,7 @@ def batched(left: Tensor, right: Tensor) -> Tensor:
 
 
 def inner(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply the transposed left matrix by the right; axes (rows, inner) and (rows, columns)."""
+    """Multiply the transposed left matrix by the right one; axes (rows, inner), (rows, columns)."""
     if right.shape[1] == 1:
         return torch.from_numpy(right[:, 0].numpy() @ left.numpy())[:, None]
     return matmul(left.t(), right)
@@ -191,13 +195,13 @@ def inner(left: Tensor, right: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A bilinear map made of a product of matrices and other steps, such as a convolution.
+    """A bilinear map that consists of a matrix product and other steps, such as a convolution.
 
     Attributes:
-        left: map of the left factor that only moves and adds elements.
-        right: map of the right factor that only moves and adds elements.
-        after: map of the product that only moves and adds elements. All three maps accept a tensor
-            with additional leading axes.
+        left: map of the left factor before the product; it only moves and adds elements.
+        right: map of the right factor before the product; it only moves and adds elements.
+        after: map of the product's result; it only moves and adds elements. All three maps accept a
+            tensor with additional leading axes.
     """
 
     left: Callable[[Tensor], Tensor]
@@ -230,14 +234,14 @@ def matmul_each(left: Tensor, right: Tensor) -> Tensor:
 
 
 def product_shape(operation: Operation, left: Tensor, right: Tensor) -> torch.Size:
-    """Return the axes of a product without computing it."""
+    """Return the axes of a product's result without computing the product."""
     if operation is matmul:
         return torch.Size((left.shape[0], right.shape[1]))
     return torch.Size((left.shape[1], right.shape[1])) if operation is inner else left.shape
 
 
 def _large(rows: int, inner: int, columns: int) -> bool:
-    """Return whether a GPU is faster for (rows, inner) @ (inner, columns), transfers included."""
+    """Return whether a GPU computes (rows, inner) @ (inner, columns) faster, with transfers."""
     return min(rows, columns) >= _LEAST_SIDE and rows * inner * columns >= _LEAST_TERMS_OF_CARD
 
 
@@ -250,7 +254,7 @@ def limbs_pay(rows: int, inner: int, columns: int) -> bool:
 def limb_matmul(left: Tensor, right: Tensor) -> Tensor:
     """Compute ``left @ right`` in wrapping int64; axes (rows, inner), (inner, columns).
 
-    The computation runs on the device that has both operands.
+    The product is computed on the device that has both operands.
 
     >>> limb_matmul(torch.tensor([[2**40, -3]]), torch.tensor([[2**30], [5]])).tolist()
     [[-15]]
@@ -263,16 +267,16 @@ def limb_matmul(left: Tensor, right: Tensor) -> Tensor:
         width = low.shape[1]
         total += (across[:, 2 * width :] @ down[:width]).long()
         total += (across[:, width:] @ down[: 2 * width]).long() << _LOW
-        across[:, width : 2 * width] *= 2  # the product of two middle limbs is at bit 44
+        across[:, width : 2 * width] *= 2  # the product of two middle limbs begins at bit 44
         total += (across @ down).long() << _MIDDLE
     return total
 
 
 def _limbs(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split elements into signed limbs of 22, 21 and 21 bits; float64.
+    """Split elements into signed limbs of 22, 21 and 21 bits, as float64.
 
-    To get signed digits, half of every limb's range is added first, unsigned digits are taken, and
-    the halves are subtracted again. Unsigned shifts are vectorised on every processor.
+    To get signed limbs, the function first adds half of every limb's range, takes unsigned limbs,
+    and subtracts the halves again. Unsigned shifts are vectorised on every processor.
     """
     if elements.device.type != "cpu":
         return _limbs_there(elements)
@@ -284,7 +288,7 @@ def _limbs(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _limbs_there(elements: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `_limbs` with arithmetic shifts; bit masks remove the copied sign bits."""
+    """Compute `_limbs` by arithmetic shifts, after which bit masks remove the copied sign bits."""
     raised = elements + int(_HALVES.astype(np.int64))
     low = raised & ((1 << _LOW) - 1)
     middle = (raised >> _LOW) & ((1 << _MIDDLE - _LOW) - 1)
@@ -300,7 +304,10 @@ def _signed(digits: np.ndarray, bits: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _int64_is_slow() -> bool:
-    """Measure whether limbs beat int64; once per process. Both ways give the same product."""
+    """Measure once per process whether products by limbs are faster than int64 products.
+
+    Both kinds of product give the same result.
+    """
     square = torch.arange(_PROBE * _PROBE).reshape(_PROBE, _PROBE) * 0x1E3779B97F4A7C15 // 3
     return _fastest(limb_matmul, square) < _fastest(torch.matmul, square)
 
@@ -315,10 +322,10 @@ def _fastest(product: Callable[[Tensor, Tensor], Tensor], square: Tensor) -> flo
 
 
 def _few_rows_by(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Compute the product by compiled loops.
+    """Compute a product with few rows in `left` by compiled loops.
 
-    A product of 32-bit numbers takes one instruction, and a product of 64-bit numbers takes three,
-    so the left operand is split if the right operand is narrow.
+    A product of 32-bit numbers takes one processor instruction, and a product of 64-bit numbers
+    takes three. The left numbers are therefore split into halves if the right numbers are narrow.
     """
     axes = left.shape[0], right.shape[1]
     if right.dtype == np.int64:
@@ -338,7 +345,7 @@ def _few_rows_by(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def _few_rows_narrow(
     low: np.ndarray, high: np.ndarray, right: np.ndarray, below: np.ndarray, above: np.ndarray
 ) -> None:
-    """Add products of both halves of the left numbers; handles eight rows of `right` at a time."""
+    """Add the products of both halves of the left numbers; `right` is read eight rows at a time."""
     rows, columns, eights = low.shape[0], right.shape[1], right.shape[0] // 8 * 8
     for i in range(0, eights, 8):
         for row in range(rows):
@@ -366,7 +373,7 @@ def _few_rows_narrow(
 
 @compiled
 def _few_rows(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
-    """Add the product to `total`; four right rows at a time, so that `total` is written rarely."""
+    """Add the product to `total`; `right` is read four rows at a time, to write `total` rarely."""
     rows, columns, fours = left.shape[0], right.shape[1], right.shape[0] // 4 * 4
     for i in range(0, fours, 4):
         for row in range(rows):
@@ -386,7 +393,10 @@ def _few_rows(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
 
 @compiled
 def _one_row_each(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> None:
-    """Add one-row products to `total`; axes (products, inner), (products, inner, columns)."""
+    """Add products of one-row matrices to `total`.
+
+    The axes are (products, inner) and (products, inner, columns).
+    """
     for product in range(right.shape[0]):
         for i in range(right.shape[1]):
             factor = left[product, i]
@@ -395,16 +405,18 @@ def _one_row_each(left: np.ndarray, right: np.ndarray, total: np.ndarray) -> Non
 
 
 def encode_onto(values: np.ndarray, scale: float, most: int, elements: np.ndarray) -> bool:
-    """Add values times `scale`, rounded to whole numbers, to elements that wrap around.
+    """Add values times `scale`, rounded to whole numbers, to ring elements, which wrap around.
 
     Args:
-        values: float32 of axes (values,).
+        values: float32 values, axes (values,).
         scale: a power of two.
-        most: the largest magnitude a rounded number may have.
-        elements: ring elements, signed and of the same axes, such as a mask; changed in place.
+        most: the largest allowed magnitude of a rounded number.
+        elements: ring elements such as a mask, signed and of the same axes; the function changes
+            them in place.
 
     Returns:
-        Whether all values fit. If the function returns False, the elements must not be used.
+        True if all values fit. If the function returns False, the elements must not be used,
+        because some of them are changed.
 
     >>> elements = np.int8([0, 100, 100])
     >>> encode_onto(np.float32([0.25, -1.5, 7]), 4.0, 28, elements), elements.tolist()
@@ -418,11 +430,11 @@ def encode_onto(values: np.ndarray, scale: float, most: int, elements: np.ndarra
 
 
 def decode_sum(first: np.ndarray, second: np.ndarray, scale: float) -> np.ndarray:
-    """Return the wrapping sum of elements, times `scale`; float32 of the same axes.
+    """Return the wrapping sum of two tensors of elements, times `scale`; float32 of the same axes.
 
     Args:
-        first: first shares, signed integers of axes (elements,).
-        second: second shares, of the same axes and type.
+        first: shares of one holder, signed integers of axes (elements,).
+        second: shares of the other holder, of the same axes and type.
         scale: a power of two.
 
     >>> decode_sum(np.int8([100, -3]), np.int8([100, 2]), 0.25).tolist()
@@ -430,7 +442,7 @@ def decode_sum(first: np.ndarray, second: np.ndarray, scale: float) -> np.ndarra
     """
     values = np.empty(len(first), np.float32)
     if COMPILED:
-        # Arrays of one type, so that numba compiles once.
+        # The arrays always have one type, so that numba compiles the loop once.
         first.flags.writeable = second.flags.writeable = False
         _decode_pass(first, second, 64 - 8 * first.itemsize, np.float32(scale), values)
     else:
@@ -465,14 +477,14 @@ def _encode_passes(
     values: np.ndarray, scale: np.float32, end: np.float32, elements: np.ndarray
 ) -> bool:
     fit = True
-    # infinity is out of the ring's range as well
+    # an infinite value is out of the ring's range too
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(values), _BLOCK):
             numbers = values[start : start + _BLOCK] * scale
             np.rint(numbers, out=numbers)
             elements[start : start + _BLOCK] += numbers.astype(elements.dtype)
-            # The root of the sum of squares bounds every magnitude, and needs one pass less than
-            # the maximum.
+            # The root of the sum of squares is an upper bound of every magnitude, and takes one
+            # pass less than the maximum.
             fit = fit and bool(
                 float(numbers @ numbers) < 0.99 * float(end) ** 2
                 or (-end <= numbers.min() and numbers.max() <= end)

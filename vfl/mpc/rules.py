@@ -1,4 +1,4 @@
-"""Rules that three parties agree on before they start: mode and number format."""
+"""Rules on which three parties agree before they start: mode and number format."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ MODES = ("thesis", "fast")
 P0, P1, P2 = 0, 1, 2
 HOLDERS = (P0, P1)
 NAMES = ("P0", "P1", "P2")
-#: Least number of values in a permutation; smaller groups get dummies.
+#: Smallest number of values in a permutation; dummies (false values) fill smaller groups.
 LEAST_PERMUTED = 32
 _BITS = {"thesis": 23, "fast": 21}
-#: From 21 fraction bits on, sending only 40 bits of a permuted share causes an error of at most
-#: 4e-6. Each fraction bit less multiplies this error by 4, and it soon exceeds the rounding error
-#: of the fraction.
+#: With 21 or more fraction bits, sending only 40 bits of a permuted share causes an error of at
+#: most 4e-6. Each fraction bit less multiplies this error by 4, so that it soon exceeds the
+#: rounding error of the fraction bits.
 _LEAST_CUT_BITS = 21
-#: A truncated value is exact to one unit if its magnitude is below 2 to the power of this number.
+#: A truncated value is exact to one unit if its magnitude is below 2 to the power of this number
+#: (bits).
 _MAGNITUDE_BITS = 8
-#: Dummies with standard deviation 2 (`vfl.mpc.permuted`) stay below 2 to the power of this number;
-#: with fewer bits, P2 would refuse some dummies as out of range. One normal number in 10^15 lies
-#: beyond 8 standard deviations.
+#: Dummies, which have standard deviation 2 (`vfl.mpc.permuted`), stay below 2 to the power of this
+#: number; with fewer bits, P2 would refuse some dummies as out of range. One normal number in 10^15
+#: lies beyond 8 standard deviations.
 LEAST_MAGNITUDE_BITS = 4
-#: Largest number of bits of a product, fraction included; with more bits, the ring has no room to
-#: move shares.
+#: Largest number of bits of a product, fraction bits included; with more bits, the ring has too few
+#: spare bits to move shares.
 _PRODUCT_BITS = 60
-#: Margin in bits below the ring's limit. A sum that wrapped around looks like a random number; only
-#: one random number in 128 lies below the margin.
+#: Margin, in bits, between the largest accepted number and the ring's limit. A sum that wrapped
+#: around looks like a random number; only one random number in 128 lies within the accepted range.
 _SPARE_BITS = 7
 
 
 def name_of(role: int) -> str:
-    """Return the name of a party by its role, for messages and traffic counts.
+    """Return the name of a role's party, for messages and traffic counts.
 
     >>> name_of(4)
     'P4'
@@ -46,21 +47,24 @@ def name_of(role: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Terms of one computation on shares.
+    """The terms of one computation on shares.
 
     Attributes:
-        mode: "thesis" is the protocol of chapter 5 as printed, with its errors corrected. "fast"
-            opens each tensor only once, in both directions at the same time. Fast mode sends
-            products to P2 without dividing them first, and sends 40 bits of permuted shares (64 if
-            `bits` is below 21). Fast mode requests a function's value and slope together.
+        mode: "thesis" is the protocol of chapter 5 as the thesis prints it, with errors in print
+            corrected. "fast" opens each tensor only once, in both directions at the same time. Fast
+            mode sends P2 products that are not yet divided, and sends only 40 bits of permuted
+            shares (64 if `bits` is below 21). Fast mode also requests a function's value and its
+            derivative together.
         bits: number of fraction bits of shared values.
-        magnitude_bits: truncated values must be below 2 to the power of this number in magnitude;
-            see `Truncation`. Values that networks in shared form compute must be below this limit,
-            too. The number is at least 4, so that dummies fit.
+        magnitude_bits: values that the parties truncate must be below 2 to the power of this number
+            in magnitude; see `Truncation`. Values that networks with shared weights compute must be
+            below this limit too. The number is at least 4, so that dummies (false values) fit.
         delta_bits: number of fraction bits of activation gradients; a small number keeps sums over
-            a batch below the ring's limit, and index lists short.
-        least_permuted: groups with fewer elements than this are hidden among dummies.
-        flips: whether permuted values carry random signs, for functions with a symmetry.
+            a batch below the ring's limit, and lists of indices near the wrap-around short.
+        least_permuted: smallest size of a permuted group; dummies (false values) fill smaller
+            groups.
+        flips: whether permuted values carry random signs, for functions f whose f(-x) follows from
+            f(x).
     """
 
     mode: Mode = "fast"
@@ -90,23 +94,26 @@ class Rules:
 
     @property
     def most_magnitude_bits(self) -> int:
-        """Return the largest `magnitude_bits` with this many fraction bits."""
+        """Return the largest `magnitude_bits` that this number of fraction bits allows."""
         return _PRODUCT_BITS - 2 * self.bits
 
     @property
     def sum_bits(self) -> int:
-        """Bits before the point; a sum within them has very probably not wrapped around."""
+        """Bits before the binary point; a sum within them has very probably not wrapped around."""
         return max(self.magnitude_bits, limit_bits(self.bits) - _SPARE_BITS)
 
     @property
     def sends_40_bits(self) -> bool:
-        """Return whether P2 gets only 40 bits of a permuted share, unless the function needs 64."""
+        """Return whether P2 receives only 40 bits of a permuted share.
+
+        A function that needs 64 bits is an exception.
+        """
         return self.mode == "fast" and self.bits >= _LEAST_CUT_BITS
 
     def zmax_bits(self, bits: int) -> int:
-        """Return the bits of the largest product to truncate, of which `bits` are fraction bits."""
+        """Return the bits of the largest product to truncate; `bits` of these are fraction bits."""
         return bits + self.magnitude_bits
 
     def record(self) -> dict[str, str | int | bool]:
-        """Return the terms as plain values."""
+        """Return the terms as plain values for a record."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Shares of 2 to 8 holders, with a dealer that works ahead of the holders.
+"""Additive shares among 2 to 8 holders, with a dealer that makes its numbers ahead of the holders.
 
 The modules of this package are:
 

@@ -1,14 +1,15 @@
-"""Additive shares that carry a MAC, so that a holder's false share is detected (SPDZ).
+"""Additive shares with a MAC, by which the holders detect a false share of a holder (SPDZ).
 
 Source: Damgard, Pastro, Smart and Zakarias 2012, with a dealer in place of the paper's
 preprocessing. Numbers are integers modulo the prime p = 2^61 - 1; in the ring 2^64 a MAC would miss
-a change of high bits. Holders have shares of a key a, which no party knows, of each value x, and of
-the product a x. Every opened value is checked before it is used: each holder commits to its part of
-a sum that is 0 if all parts are honest, and then discloses the part. A false share passes with
-probability 2^-61. The dealer is trusted to deal correct values, and not to collude with any holder.
+a change of high bits. Each holder has a share of a key a, which no party knows, a share of each
+value x, and a share of the product a x. Every opened value is checked before it is used: each
+holder first commits to its part of a sum that is 0 if all shares are true, and then discloses the
+part. A false share passes this check with probability 2^-61. The holders trust the dealer to deal
+correct values, and not to collude with any holder.
 
-A share has two rows: one of the value, one of its MAC. Signed numbers that are shared must be below
-2^59 in magnitude.
+A share has two rows: one for the value, one for its MAC. Signed numbers must be below 2^59 in
+magnitude to be shared.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from vfl.mpc.shares import SharedTensor, blank
 _OFFSET = FIELD.offset
 _OFFSET_BIT = BITS - 2
 _DIGEST_BYTES, _NONCE_BYTES = 32, 16
-#: Number of fraction bits in the terms that all parties compare; shares with MACs have no fraction
-#: bits themselves.
+#: Number of fraction bits in the terms that all parties compare; the shares themselves have no
+#: fraction bits.
 _RECORDED_BITS = 20
 
 
 class AuthenticatedMember(BeaverEngine):
-    """A holder of shares with MACs, or the dealer; every opened value is checked by its MAC.
+    """A holder of shares with MACs, or the dealer; MACs check every opened value.
 
     Args:
         role, links, holders: see `Engine`.
@@ -55,19 +56,19 @@ class AuthenticatedMember(BeaverEngine):
         self._parts: list[Tensor] = []
 
     def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
-        """See `Peer.agree`; afterwards every holder has a share of the MAC key."""
+        """See `Peer.agree`; afterwards every holder also has a share of the MAC key."""
         super().agree({**terms, "mac": True}, session, attempt)
         self._stream_of_holders()
         if self.deals:
             self._alpha = fresh(()).reshape(())
         (self._alpha,) = self._spread_out([self._alpha], [()], "key", self.next_number())
 
-    # Values that the dealer shares.
+    # Values that the dealer knows and shares.
 
     def _spread_out(
         self, values: Sequence[Tensor], shapes: Sequence[Sequence[int]], name: str, number: int
     ) -> list[Tensor]:
-        """Share the dealer's values; at the dealer, return the values themselves. One message."""
+        """Share the dealer's values by one message; the dealer gets the values themselves."""
         last = self.holders - 1
         if not self.deals:
             if self.role == last:
@@ -88,9 +89,9 @@ class AuthenticatedMember(BeaverEngine):
     def dealt(
         self, make: Callable[[], Sequence[Tensor]], shapes: Sequence[Sequence[int]], name: str
     ) -> tuple[list[SharedTensor], Sequence[Tensor]]:
-        """Share values, with MACs, that the dealer makes by calling `make`.
+        """Share values, with MACs, that the dealer computes by calling `make`.
 
-        At the dealer, the method returns placeholders of the shares, and the values themselves.
+        At the dealer, the method returns placeholders for the shares, and the values themselves.
         """
         number = self.next_number()
         if self.deals:
@@ -106,7 +107,7 @@ class AuthenticatedMember(BeaverEngine):
     def _dealt(
         self, shapes: Sequence[Shape], name: str, number: int, numbers: Ring | None = None
     ) -> list[Tensor]:
-        if found := self._parts:  # these shares were dealt together with their mask
+        if found := self._parts:  # the dealer dealt these shares together with their mask
             self._parts = []
             return found
         return self._spread_out([], [(2, *shape) for shape in shapes], name, number)
@@ -131,10 +132,10 @@ class AuthenticatedMember(BeaverEngine):
     def _blank(self, shape: Sequence[int]) -> Tensor:
         return blank((2, *shape))
 
-    # Openings and the checks of their MACs.
+    # Openings of values, and the checks of their MACs.
 
     def opened(self, *shared: SharedTensor) -> list[Tensor]:
-        """Open values to all holders after checking their MACs; three rounds.
+        """Open values to all holders after a check of their MACs; takes three rounds of messages.
 
         Raises:
             CheatingError: a holder sent a false share.
@@ -145,7 +146,7 @@ class AuthenticatedMember(BeaverEngine):
         raise AssertionError("shares with MACs are opened by `opened`, which checks them")
 
     def _opened(self, hidden: Sequence[Tensor], number: int) -> list[Tensor]:
-        """Open masked shares, under a new operation number; `number` is that of their masks."""
+        """Open masked shares, under a new operation number; `number` is their masks' number."""
         number = self.next_number()
         if self.deals:
             return [blank(each.shape[1:]) for each in hidden]
@@ -158,7 +159,10 @@ class AuthenticatedMember(BeaverEngine):
         return totals
 
     def _check(self, parts: Sequence[Tensor], number: int) -> None:
-        """Check that the parts add up to 0; each holder commits to its part before sending it."""
+        """Check that the holders' parts add up to 0.
+
+        Each holder commits to its part before it sends it.
+        """
         own = secrets.token_bytes(_NONCE_BYTES) + bytes(pack(parts))
         for holder in self.others:
             self.channels[holder].send_bytes(_commitment(own, self.role), number, "online")
@@ -188,10 +192,10 @@ class AuthenticatedMember(BeaverEngine):
             fix="stop working with these holders; no further result can be trusted",
         )
 
-    # Operations of the engine.
+    # Operations that engines of all protocols have.
 
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """See `BeaverEngine.open`; if every tensor is open already, no operation is counted."""
+        """See `BeaverEngine.open`; if every tensor is already open, no operation is counted."""
         return super().open(*tensors) if any(one.opened is None for one in tensors) else [*tensors]
 
     def _plus(self, share: Tensor, public: Tensor) -> Tensor:
@@ -203,13 +207,14 @@ class AuthenticatedMember(BeaverEngine):
         return FIELD.add(reach(share, len(sizes)), reach(added, len(sizes)))
 
     def is_negative(self, shared: SharedTensor) -> SharedTensor:
-        """Return 1 where a value is below 0, else 0; computing this takes ten openings.
+        """Return 1 where a value is below 0, else 0; this takes ten openings.
 
-        As in `divide`, the holders open c = x + 2^59 + r. Let c' and r' be c and r modulo 2^59, and
-        w = 1 if the sum wrapped around p. Then y = (x + 2^59) mod 2^59 is c' - r' - w, plus 2^59
-        where c' < r' + w. The test c' < r' + w compares a public number with dealt bits (Damgard,
-        Geisler and Kroigaard 2007): it computes 61 numbers, of which exactly one is 0 if the test
-        holds, and none otherwise.
+        As in `divide`, the holders open c = x + 2^59 + r, where x is the value and r a dealt mask.
+        Let c' and r' be c and r modulo 2^59, and let w be 1 if the sum wrapped around p, else 0.
+        Then y = (x + 2^59) mod 2^59 is c' - r' - w, plus 2^59 where c' < r' + w; y gives the sign
+        of x. The test c' < r' + w compares a public number with dealt bits (Damgard, Geisler and
+        Kroigaard 2007): the holders compute 61 numbers, of which exactly one is 0 if the inequality
+        holds, and none is 0 otherwise.
         """
         shape, places = shared.shape[1:], _OFFSET_BIT
 
@@ -228,7 +233,7 @@ class AuthenticatedMember(BeaverEngine):
         else:
             wraps = FIELD.mul(top.share, 1 - (c >> (BITS - 1)))
             numbers = self._numbers(c, wraps, bits.share, flip.share)
-        while numbers.shape[1] > 1:  # multiply the numbers in pairs
+        while numbers.shape[1] > 1:  # multiply the 61 numbers in pairs
             if numbers.shape[1] % 2:
                 numbers = self._with_one(numbers)
             half = numbers.shape[1] // 2
@@ -237,7 +242,8 @@ class AuthenticatedMember(BeaverEngine):
         (zero,) = self.opened(self.multiply(SharedTensor(numbers.share[:, 0], 0), factor))
         if self.deals:
             return SharedTensor(self._blank(shape), 0)
-        found = (zero == 0).long()  # 1 where c' < r' + w, except that a flip bit may invert it
+        # 1 where c' < r' + w holds, except that a random flip bit may invert the result.
+        found = (zero == 0).long()
         less = self.plus(
             SharedTensor(FIELD.mul(flip.share, FIELD.lift(1 - 2 * found)), 0), found
         ).share
@@ -251,9 +257,10 @@ class AuthenticatedMember(BeaverEngine):
         return self.plus(SharedTensor(FIELD.sub(above * 0, above), 0), torch.ones_like(c))
 
     def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
-        """See `vfl.mpc.many.members.Member.leading`; compares the magnitude with all powers of two.
+        """See `vfl.mpc.many.members.Member.leading`.
 
-        For an element beyond the last of the positions, the method returns this last position.
+        This method compares magnitudes with all powers of two. For an element beyond the last of
+        the positions, the method returns the last position.
         """
         negative = self.is_negative(shared)
         sign = self.plus(SharedTensor(FIELD.mul(negative.share, P - 2), 0), _ones(shared.shape[1:]))
@@ -272,9 +279,10 @@ class AuthenticatedMember(BeaverEngine):
         return SharedTensor(torch.cat([between, last.share, negative.share[:, None]], 1), 0)
 
     def _numbers(self, c: Tensor, wraps: Tensor, bits: Tensor, flip: Tensor) -> SharedTensor:
-        """Return numbers; one is 0 if the public number is smaller or, where `flip` is 1, larger.
+        """Return numbers of which one is 0 if the public number is smaller.
 
-        The compared numbers are 4 c' + 1 and 4 r' + 2 w, which are never equal.
+        Where `flip` is 1, one is 0 if the public number is larger. The two compared numbers are 4
+        c' + 1 and 4 r' + 2 w, which are never equal.
         """
         secret = torch.cat([torch.zeros_like(wraps)[:, None], wraps[:, None], bits], 1)
         lower = c & (_OFFSET - 1)
@@ -302,7 +310,7 @@ class AuthenticatedMember(BeaverEngine):
         return SharedTensor(torch.cat([numbers.share, one.share], 1), 0)
 
     def sum_of(self, one: SharedTensor, two: SharedTensor) -> SharedTensor:
-        """Return the sum of two shared tensors; no message."""
+        """Return the sum of two shared tensors; takes no message."""
         return one if self.deals else SharedTensor(FIELD.add(one.share, two.share), 0)
 
 
@@ -311,7 +319,7 @@ def _ones(shape: Sequence[int]) -> Tensor:
 
 
 def fresh(shape: Sequence[int]) -> Tensor:
-    """Draw uniform elements from the operating system."""
+    """Draw uniform elements from the operating system's random generator."""
     count = max(1, torch.Size(shape).numel())
     words = torch.frombuffer(bytearray(secrets.token_bytes(8 * count)), dtype=torch.int64) & P
     return FIELD.lift(words).reshape(tuple(shape))

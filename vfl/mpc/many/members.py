@@ -1,16 +1,16 @@
-"""Additive shares among 2 to 8 holders, with a dealer that works ahead of the holders.
+"""Additive shares among 2 to 8 holders, with a dealer that makes its numbers ahead of the holders.
 
-See `vfl.mpc.engine`. The dealer sees no value, except in one operation that shows it permuted
-values (`Member.apply`). All parties are assumed to follow the protocol; the dealer and all other
-holders together learn a holder's values.
+See `vfl.mpc.engine`. The dealer sees no shared value, except in one operation that shows it the
+values in permuted order (`Member.apply`). All parties are assumed to follow the protocol; the
+dealer and all holders but one together learn the remaining holder's values.
 
 Products and divisions take one round each. Divisions follow Escudero et al. 2020, section 5.1: the
-quotient is exact to one unit, even where each holder's division of its own share would give a wrong
-result. Extracting all bits (`Member.bits_of`) takes four rounds; converting one bit to a number
-takes one round.
+quotient is exact to one unit, also where a separate division of each share would give a wrong
+result. Extracting all bits of a value (`Member.bits_of`) takes four rounds of messages; converting
+one bit to a number takes one round.
 
-Numbers have fixed-point form in the ring 2^64. The byte counts below are payloads that one holder
-sends for n elements.
+Numbers have fixed-point form in the ring 2^64. The byte counts in the docstrings below are payloads
+that one holder sends for n elements.
 """
 
 from __future__ import annotations
@@ -41,32 +41,35 @@ from vfl.mpc.stream import KEY_BYTES, PadStream
 
 MOST_HOLDERS = 8
 _FIX = "scale the columns, or take fewer fraction bits"
-#: Number of random elements that `Lockstep` draws at once.
+#: Number of random elements that `Lockstep` draws from its key stream at once.
 _BLOCK = 1 << 16
-#: Number of bits that one product multiplies, and the distances between these bits in three
-#: successive rounds, which reach all 64 bits of a word.
+#: Number of bits that one product of bits multiplies; and the distances between these bits in the
+#: three rounds, which together reach all 64 bits of a word.
 _FAN = 4
 _STRIDES = (1, 4, 16)
 _FANNED = torch.arange(_FAN)[:, None]
 
-#: Number of words that are processed at once, so that they stay in a processor's cache.
+#: Number of words that the code processes at once, so that they stay in a processor's cache.
 _PIECE = 1 << 12
 
-#: Factors of a product of bits: for each factor, the index of its word and the number of positions
-#: by which the word is shifted (positive: up).
+#: Factors of a product of bits: for each factor, the index of its word, and the number of positions
+#: by which the word is shifted (positive means up).
 Factors = tuple[tuple[int, int], ...]
 
 
 class BitEngine(BeaverEngine):
     """Engine that also extracts and multiplies the bits of shared elements."""
 
-    # In these methods, a word has 64 bits; a secret word is the exclusive or of the holders'
-    # shares; n is the number of words in a share.
+    # In these methods, a word has 64 bits; a secret word is the exclusive or of the holders' shares
+    # of it; n is the number of words in a share.
 
     def bits_of(self, shared: SharedTensor) -> Tensor:
-        """Return the elements' bits as words of shared bits. This takes 56 n bytes and four rounds.
+        """Return the bits of shared elements as words of shared bits.
 
-        A sum's carries take log4(64) = 3 rounds, because each round multiplies four bits at a time.
+        The conversion takes 56 n bytes and four rounds of messages.
+
+        The carries of a sum take log4(64) = 3 rounds of messages, because each round multiplies
+        four bits at a time.
         """
         generate, total = self._summed(shared)
         propagate = total
@@ -76,26 +79,29 @@ class BitEngine(BeaverEngine):
         return self._flipped(total ^ (generate << 1), -1)
 
     def highest_bit(self, words: Tensor) -> Tensor:
-        """Keep only the uppermost 1 bit of each word; this takes 24 n bytes and three rounds."""
+        """Keep only the highest bit that is 1 in each word.
+
+        This takes 24 n bytes and three rounds of messages.
+        """
         empty = self._flipped(words, -1)
         for stride in _STRIDES:
             (empty,) = self._ands([empty], [tuple((0, -at * stride) for at in range(_FAN))])
-        # Mark the positions above which no bit is set; then remove marks where this position's bit
-        # is not set either.
+        # Mark the positions above which no bit is 1; then remove the marks at positions whose own
+        # bit is 0.
         return empty ^ self._flipped(upper(empty, 1), -1 << SIGN)
 
     def numbers_of(self, words: Tensor, places: Sequence[int]) -> SharedTensor:
-        """Convert bits to the numbers 0 and 1; axes (positions, *word axes). One round.
+        """Convert shared bits to shared numbers 0 and 1; axes (positions, *word axes). One round.
 
-        This takes 8 n bytes, or n / 8 bytes for the uppermost bit alone.
+        The conversion takes 8 n bytes, or n / 8 bytes for the highest bit alone.
         """
         return self._numbers(words, lambda each: _at(places, each))
 
     def is_negative(self, shared: SharedTensor) -> SharedTensor:
-        """Return 1 where a value is below 0, else 0, without fraction bits.
+        """Return 1 where a value is below 0, else 0, as numbers without fraction bits.
 
-        The test takes 29 n bytes and five rounds. Only the carry into the uppermost bit is needed,
-        so each round processes a quarter of the bits of the round before.
+        The test takes 29 n bytes and five rounds of messages. Only the carry into the highest bit
+        is needed, so each round processes a quarter of the bits of the round before.
         """
         shape = shared.shape[self.front :]
         generate, total = map(self._in_a_row, self._summed(shared))
@@ -113,15 +119,15 @@ class BitEngine(BeaverEngine):
         return self._numbers(self._flipped(total ^ carry, -1), signs)
 
     def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
-        """Return the position of the highest set bit of each magnitude, and the sign, as integers.
+        """Return the position of the highest 1 bit of each magnitude, and the sign, as integers.
 
-        The operation discloses nothing about the values. It takes 88 n bytes and eight rounds. For
-        a negative element, the method returns the highest set bit of the complement, which is the
+        The operation discloses nothing about the values. It takes 88 n bytes and eight rounds of
+        messages. For a negative element, the position is that of the complement, which is the
         magnitude minus one.
 
         Returns:
-            axes (positions + 1, *element axes): 1 at the highest bit's position, if that position
-            is in `places`; the last entry is 1 if the element is below 0.
+            axes (positions + 1, *element axes): an entry is 1 at the highest bit's position, if
+            that position is in `places`; the last entry is 1 if the element is below 0.
         """
         words = self.bits_of(shared)
         magnitude = words ^ (words >> SIGN)  # each holder flips by its own share of the sign
@@ -129,13 +135,13 @@ class BitEngine(BeaverEngine):
         top = self.highest_bit(magnitude)
         return self.numbers_of((top & LOW) | (words & ~LOW), [*places, SIGN])
 
-    # Steps of which the operations above consist.
+    # Steps that the operations above combine.
 
     def _summed(self, shared: SharedTensor) -> tuple[Tensor, Tensor]:
-        """Return two shared words: the bits that are 1 in both of two words, and those that differ.
+        """Return two shared words: the bits that are 1 in two words, and those that differ.
 
-        The sum of the two words is the complement of the element: one word has the bits of the
-        opened number, the other word has the dealt bits of the mask.
+        The sum of the two words is the complement of the element: the first word has the bits of
+        the opened number, the second word has the dealt bits of the mask.
         """
         number, shape = self.next_number(), shared.shape[self.front :]
         mask = self._mask(shared.shape, "whole", number=number)
@@ -148,7 +154,10 @@ class BitEngine(BeaverEngine):
         return ~opened & word, self._flipped(word, ~opened)
 
     def _numbers(self, words: Tensor, bits: Callable[[Tensor], Tensor]) -> SharedTensor:
-        """Convert bits to the numbers 0 and 1; `bits` extracts them from a word. One round."""
+        """Convert shared bits to numbers 0 and 1.
+
+        The function `bits` extracts the bits from a word. One round.
+        """
         number = self.next_number()
         mask = self._mask(words.shape, "word", number=number, numbers=WORDS)
         if self.deals:
@@ -163,11 +172,11 @@ class BitEngine(BeaverEngine):
     def _carried(
         self, generate: Tensor, propagate: Tensor, stride: int, *, last: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """For runs of 4 `stride` bits, return which generate a carry, and which propagate one.
+        """For runs of 4 `stride` bits, return which runs generate a carry, and which propagate one.
 
-        The result is computed from the same facts about runs of `stride` bits. With `last`, the
-        result is valid only for runs that end at every (4 `stride`)-th bit, the uppermost bit
-        included; `_squeezed` packs these results.
+        The arguments state the same for runs of `stride` bits. With `last`, the result is valid
+        only for runs that end at every (4 `stride`)-th bit, including the highest bit; `_squeezed`
+        packs these results.
         """
         above = [(*((1, at * stride) for at in range(n)), (0, n * stride)) for n in range(1, _FAN)]
         whole = tuple((1, at * stride) for at in range(_FAN))
@@ -181,17 +190,18 @@ class BitEngine(BeaverEngine):
     def _ands(
         self, words: Sequence[Tensor], products: Sequence[Factors], stride: int = 0
     ) -> Sequence[Tensor]:
-        """Multiply bits of words, shifted if requested, in one round; 8 bytes per word.
+        """Multiply bits of words, shifted if the factors say so.
 
-        For factors opened under masks, the product is a sum over subsets: each term is the dealt
-        product of the subset's masks, times the openings of the other factors (Beaver 1991 has two
-        factors). A shift up fills with zeros, and a shift down fills with ones.
+        This takes one round of messages and 8 bytes per word. For factors opened under masks, the
+        product is a sum over subsets: each term is the dealt product of a subset's masks, times the
+        openings of the other factors (Beaver 1991 has two factors). A shift up fills the free bits
+        with zeros, and a shift down fills them with ones.
 
         Args:
             words: shared words.
-            products: for each product, its factors; see `Factors`.
-            stride: stride with which products are packed if only some of their bits count; see
-                `_squeezed`.
+            products: for each product, its factors, as `Factors` describes them.
+            stride: stride by which `_squeezed` packs the products if only some of their bits are
+                needed.
         """
         number, plan, shape = self.next_number(), _planned(tuple(products)), words[0].shape
         sizes = *shape[: self.front], len(words), shape[self.front :].numel()
@@ -226,16 +236,17 @@ class BitEngine(BeaverEngine):
         return words.reshape(*words.shape[: self.front], -1)
 
     def _flipped(self, word: Tensor, where: Tensor | int) -> Tensor:
-        """Flip those bits of a shared word that are 1 in the public word `where`."""
+        """Flip the bits of a shared word at which the public word `where` has a 1."""
         return word ^ where if self.first else word
 
 
 class Member(BitEngine):
-    """One party of the computation: a holder, or the dealer.
+    """One party of a computation on shares: a holder of shares, or the dealer.
 
     Args:
         role: number of the role, counted from 0; the last role is the dealer's.
-        links: links to the other parties, by role. Only the two parties of a link may read it.
+        links: links to the other parties, by role. Only the two parties of a link are able to read
+            it.
         holders: number of holders, 2 to 8.
         bits: fraction bits of shared values.
     """
@@ -248,26 +259,26 @@ class Member(BitEngine):
         self._order: PadStream | None = None
 
     def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
-        """See `Peer.agree`; the holders then share a stream that the dealer lacks."""
+        """See `Peer.agree`; the holders then share a key stream that the dealer lacks."""
         super().agree(terms, session, attempt)
         self._order = self._stream_of_holders()
 
-    # Operations by which a holder's values become shares.
+    # Operations by which the values of one holder become shares.
 
     def share(
         self, owner: int, shape: Sequence[int], values: Tensor | None, where: str, bits: int = -1
     ) -> SharedTensor:
-        """Share values of one holder; without a message.
+        """Share values of one holder; this takes no message.
 
         Args:
-            owner: role of the holder that owns the values.
-            shape: axes of the values, known to every party.
-            values: the values at their owner, None at other parties.
+            owner: role number of the holder that knows the values.
+            shape: axes of the values, which every party knows.
+            values: the values at their owner; None at all other parties.
             where: name of the values, for error messages.
             bits: number of fraction bits; a negative number selects the `bits` of this party.
 
         Raises:
-            RingRangeError: a value does not fit the ring.
+            RingRangeError: a value does not fit into the ring.
         """
         number, bits = self.next_number(), self.bits if bits < 0 else bits
         own = None
@@ -277,21 +288,24 @@ class Member(BitEngine):
         return self._share(number, owner, shape, own, bits)
 
     def own(self, elements: Tensor, bits: int) -> SharedTensor:
-        """Treat each holder's own elements as its share of their sum; this sends no message."""
+        """Treat each holder's own elements as its share of their sum; this takes no message."""
         return SharedTensor(blank(elements.shape) if self.deals else elements, bits)
 
     def public(self, shared: SharedTensor, value: float, factor: int = 1) -> SharedTensor:
-        """Return ``factor * shared + value`` without a message; `value` is scaled like `shared`."""
+        """Return ``factor * shared + value``; takes no message.
+
+        The public `value` gets the fraction bits of `shared`.
+        """
         share = shared.share * factor
         if self.first:
             share = share + round(value * 2.0**shared.bits)
         return SharedTensor(share, shared.bits)
 
     def shuffled(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """Permute the rows of all tensors in one common order, which the dealer does not know.
+        """Permute the rows of all tensors in one common random order that the dealer does not know.
 
-        If a later operation selects a row, the dealer then cannot identify the row's owner. No
-        message.
+        If a later operation lets the dealer select a row, the dealer then cannot identify the row's
+        owner. No message.
         """
         number = self.next_number()
         if self.deals:
@@ -300,17 +314,18 @@ class Member(BitEngine):
         order = permutation(self._order, len(tensors[0].share), "rows", number)
         return [each.rows(torch.from_numpy(order)) for each in tensors]
 
-    # Operations on quotients; a division opens its result under a mask already.
+    # Operations on quotients; a division already opens its result under a mask.
 
     def quotient(self, shared: SharedTensor, shift: int) -> SharedTensor:
-        """Divide as `divide` does, and keep the opening for later element-wise products.
+        """Divide as `divide` does, and store the opening for later element-wise products.
 
-        The holders learn c = x + offset + r, so the quotient is known up to a mask. The public
-        parts of the quotient are c / 2^shift, and a multiple of the ring's size if the uppermost
-        bit b of c is 1. The shared part is one of two masks, A or A + B, and b selects which
-        (`vfl.mpc.numbers.Ring.quotient`). A product with the quotient therefore takes no extra
-        round: the dealer deals products with A and with B (function-dependent preprocessing:
-        Ben-Efraim, Nielsen and Omri 2019). The division takes 8 n bytes and one round.
+        The holders learn c = x + offset + r, where x is the value and r a mask, so they know the
+        quotient up to a mask. The public summands of the quotient are c / 2^shift, and a multiple
+        of the ring's size if the highest bit b of c is 1. The shared summand is one of two masks, A
+        or A + B; the bit b selects which (`vfl.mpc.numbers.Ring.quotient`). A product with the
+        quotient therefore takes no extra round: the dealer deals products with A and with B
+        (function-dependent preprocessing: Ben-Efraim, Nielsen and Omri 2019). The division takes 8
+        n bytes and one round of messages.
         """
         number, shape, place = self.next_number(), shared.shape, SIGN - shift
         mask = self._mask_to_divide(shared.share, shift, number)
@@ -327,7 +342,10 @@ class Member(BitEngine):
         return SharedTensor(share, shared.bits - shift, opened)
 
     def open(self, *tensors: SharedTensor) -> list[SharedTensor]:
-        """See `BeaverEngine.open`; a quotient is opened again, so that any product can use it."""
+        """See `BeaverEngine.open`.
+
+        A quotient is opened once more, so that every kind of product can use it.
+        """
         return super().open(
             *(replace(each, opened=None) if each.is_quotient else each for each in tensors)
         )
@@ -335,7 +353,7 @@ class Member(BitEngine):
     def multiply(
         self, left: SharedTensor, right: SharedTensor, operation: Operation = torch.mul
     ) -> SharedTensor:
-        """See `BeaverEngine.multiply`; quotients are multiplied without another opening."""
+        """See `BeaverEngine.multiply`; quotients need no further opening."""
         if operation is not torch.mul or not (left.is_quotient or right.is_quotient):
             return super().multiply(left, right, operation)
         if left is right:
@@ -357,7 +375,7 @@ class Member(BitEngine):
         return SharedTensor(share, bits)
 
     def _square(self, one: SharedTensor) -> SharedTensor:
-        """Square by (A + b B)^2 = A^2 + b (2 A B + B^2), since b is 0 or 1."""
+        """Square by (A + b B)^2 = A^2 + b (2 A B + B^2), where b is 0 or 1."""
         number = self.next_number()
         mask, turn = one.mask(), one.mask_part(1)
         if self.deals:
@@ -371,14 +389,15 @@ class Member(BitEngine):
     def apply(
         self, shared: SharedTensor, function: Callable[[Tensor], Tensor], where: str, bits: int = -1
     ) -> SharedTensor:
-        """Let the dealer apply a function exactly to every element; 8 n bytes, two messages.
+        """Let the dealer apply a function exactly to every element.
 
-        The dealer sees the values in a secretly permuted order, so it learns the values, but not
-        their positions.
+        This takes 8 n bytes and two messages. The dealer sees the values in a secretly permuted
+        order, so it learns the set of values, but not the position of any value.
 
         Raises:
-            WidthError: there are too few values for a permutation to hide their positions.
-            RingRangeError: a result does not fit.
+            WidthError: there are too few values for a permutation to hide the positions of the
+                values.
+            RingRangeError: a result of the function does not fit into the ring.
         """
         number, count = self.next_number(), shared.share.numel()
         bits = self.bits if bits < 0 else bits
@@ -412,9 +431,9 @@ class Member(BitEngine):
 
 
 class Lockstep(BitEngine):
-    """All holders and the dealer in one process, which runs the operations without messages.
+    """All holders and the dealer in one process, which runs their operations without messages.
 
-    Shares and masks have a leading axis of holders; opened values have no such axis.
+    Shares and masks have a leading axis for the holders; opened values have no such axis.
 
     Args:
         holders: number of holders, 2 to 8.
@@ -430,7 +449,7 @@ class Lockstep(BitEngine):
         self._divisions: dict[int, tuple[Sequence[Tensor], int]] = {}
 
     def _uniform(self, shape: Sequence[int]) -> Tensor:
-        """Return fresh uniform elements, drawn from the stream a block at a time."""
+        """Return fresh uniform elements; they are drawn from the key stream a block at a time."""
         count = math.prod(shape)
         if self._taken + count > len(self._block):
             self._blocks += 1
@@ -440,7 +459,7 @@ class Lockstep(BitEngine):
         return self._block[self._taken - count : self._taken].view(tuple(shape))
 
     def split(self, whole: Tensor, numbers: Ring | None = None) -> Tensor:
-        """Split elements into fresh shares; axes (holders, *element axes)."""
+        """Split elements into fresh shares, one for each holder; axes (holders, *element axes)."""
         pads = self._uniform((self.holders - 1, *whole.shape))
         rest = reduce((numbers or self.numbers).sub, pads.unbind(0), whole)
         return torch.cat([rest[None], pads])
@@ -448,12 +467,12 @@ class Lockstep(BitEngine):
     def divide(
         self, shared: SharedTensor, shift: int, *, positive: bool = False, below: bool = False
     ) -> SharedTensor:
-        """See `BeaverEngine.divide`; masks are dealt for a whole block of elements in advance."""
+        """See `BeaverEngine.divide`; masks for a whole block of elements are dealt in advance."""
         shape, offset = shared.share.shape, 0 if positive else self.numbers.offset
         mask, part, turn = self._division(shift, shape)
         opened = self._whole(shared.share + mask) + offset
-        # The share is p - t (1 - 2 b), with dealt numbers p and t and the upper bit b of the
-        # opening.
+        # The share is p - t (1 - 2 b), with dealt numbers p and t, and with b, the highest bit of
+        # the opening.
         share = torch.addcmul(part, turn, opened >> SIGN)
         share[0] += ((opened >> shift) & ((1 << ELEMENT_BITS - shift) - 1)) - (
             (offset >> shift) + below
@@ -461,7 +480,10 @@ class Lockstep(BitEngine):
         return SharedTensor(share, shared.bits - shift)
 
     def _division(self, shift: int, shape: Sequence[int]) -> list[Tensor]:
-        """Return shares of a mask, of its top bit minus lower bits, and of twice its top bit."""
+        """Return shares of a mask, and of two numbers that are derived from it.
+
+        These are its highest bit minus its lower bits, and twice its highest bit.
+        """
         count = math.prod(shape[1:])
         block, taken = self._divisions.get(shift, ((), _BLOCK))
         if taken + count > (block[0].shape[1] if block else 0):
@@ -527,7 +549,7 @@ class LocalMembers(LocalParties[Member]):
     Args:
         holders: number of holders, 2 to 8.
         bits: fraction bits of shared values.
-        terms: settings that the parties compare before they begin.
+        terms: settings that the parties compare before they begin to compute.
         timeout_s: seconds that a party waits for a message.
     """
 
@@ -546,27 +568,35 @@ class LocalMembers(LocalParties[Member]):
 
 
 def _parts(one: SharedTensor) -> range:
-    """Return the indices of a mask's parts: one, or two for a quotient; see `Member.quotient`."""
+    """Return the indices of a mask's parts: one part, or two parts for a quotient.
+
+    See `Member.quotient`.
+    """
     return range(2 if one.is_quotient else 1)
 
 
 def _at(places: Sequence[int], words: Tensor) -> Tensor:
-    """Return the bits of words at some positions as numbers; axes (positions, *word axes)."""
+    """Return the bits of words at some positions as numbers 0 and 1.
+
+    The axes are (positions, *word axes).
+    """
     return words >> torch.tensor(places).view(-1, *(1,) * words.dim()) & 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Layout of the rows that products of bits use: one per different factor, then one per subset.
+    """Layout of the rows that products of bits use.
+
+    There is one row per different factor, then one row per subset of factors.
 
     Attributes:
-        words: index of each factor's word, the number of bits by which it is shifted, and the bits
-            that a shift down keeps; None for a shift up.
+        words: for each factor, the index of its word, the number of bits of its shift, and the mask
+            of bits that a shift down keeps (None for a shift up).
         grown: for subsets of two factors, then of three and so on: the row of the subset without
-            its last factor, and the row of that factor.
-        groups: groups of products with equal numbers of factors: the products' positions in the
-            request, the rows of all subsets of their factors (the empty set last), and the rows of
-            their factors (the last factor first).
+            its last factor, and the row of this last factor.
+        groups: groups of products with equal numbers of factors. A group contains the products'
+            positions in the request, the rows of all subsets of factors (the empty set last), and
+            the rows of the factors (the last factor first).
     """
 
     words: tuple[Tensor, Tensor, Tensor | None]
@@ -579,9 +609,9 @@ class _Plan:
         return sum(len(last) for _, last in self.grown)
 
     def moved(self, words: Tensor, *, ones: bool = False) -> Tensor:
-        """Return the shifted word of every factor.
+        """Return the word of every factor, shifted as the factor says.
 
-        Axes (*front, words, elements) become (*front, factors, elements).
+        The axes (*front, words, elements) become (*front, factors, elements).
         """
         index, by, kept = self.words
         moved = words.index_select(-2, index)
@@ -591,22 +621,22 @@ class _Plan:
         return moved.bitwise_or_(~kept) if ones else moved
 
     def of_subsets(self, factors: Tensor) -> Tensor:
-        """Return the product of the masks for each subset, from the masks of every factor."""
+        """Return for each subset the product of its factors' masks, from every factor's mask."""
         rows = factors
         for before, last in self.grown:
             rows = torch.cat([rows, rows[before] & factors[last]])
         return rows[len(factors) :]
 
     def sums(self, rows: Tensor, openings: Tensor) -> list[Tensor]:
-        """Return a share of each product; axes (*front, elements).
+        """Return this holder's share of each product; axes (*front, elements).
 
         The factors are opened one after another: the share with one more opened factor is the share
-        under the factor's mask, plus the opening times the share without the factor.
+        under this factor's mask, plus the factor's opening times the share without the factor.
 
         Args:
-            rows: shares of the masks' product for each subset; the row of the empty set is the last
-                row.
-            openings: opening of every factor.
+            rows: shares of the product of masks for each subset of factors; the last row belongs to
+                the empty set.
+            openings: the opening of every factor.
         """
         found: dict[int, Tensor] = {}
         for places, subsets, sides in self.groups:
@@ -660,7 +690,7 @@ def _pieces(words: Tensor) -> list[Tensor]:
 
 
 def _squeezed(words: Tensor, stride: int) -> Tensor:
-    """Keep the uppermost quarter of each run of 4 `stride` bits, and pack four words into one.
+    """Keep the highest quarter of each run of 4 `stride` bits; pack four words into one.
 
     >>> words = torch.tensor([-(2**63), 0, 0, 2**47])
     >>> _squeezed(words, 1)
@@ -676,12 +706,12 @@ def _squeezed(words: Tensor, stride: int) -> Tensor:
 
 
 def _spread(squeezed: Tensor, count: int, stride: int) -> Tensor:
-    """Unpack the `count` words that `_squeezed` packed; bits that it dropped become 0."""
+    """Unpack the `count` words that `_squeezed` packed; the bits that it dropped become 0."""
     rows = squeezed[..., None, :] >> stride * _FANNED & _lowest(stride)
     return (rows << (_FAN - 1) * stride).flatten(-2)[..., :count]
 
 
 @lru_cache(maxsize=ELEMENT_BITS)
 def _lowest(stride: int) -> int:
-    """Return a word with the lowest quarter of each run of 4 `stride` bits set."""
+    """Return a word in which the lowest quarter of each run of 4 `stride` bits is 1."""
     return sum(((1 << stride) - 1) << place for place in range(0, ELEMENT_BITS, _FAN * stride))

@@ -1,7 +1,7 @@
-"""Secure modes of a session other than `none`, each loaded by name.
+"""Secure modes of a session other than `none`; each is loaded by its name.
 
-`sum` and `beaver` are modes that sum cuts (`base`); `permuted` and `pea` train a network whose
-weights no party holds in plaintext (`ends`). `keys` and `shared_layer` contain the cryptography and
-the arithmetic. A new mode derives from `vfl.session.secure_mode.SecureMode`; it is registered
-there, or by an entry point.
+The modes `sum` and `beaver` sum the parties' cut-layer activations (`base`); the modes `permuted`
+and `pea` train a network whose weights no party has in plaintext (`ends`). `keys` and
+`shared_layer` contain the cryptography and the arithmetic. A new mode is a subclass of
+`vfl.session.secure_mode.SecureMode`; it is registered in that module, or by an entry point.
 """

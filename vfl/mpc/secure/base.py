@@ -1,9 +1,10 @@
 """Base class of the modes `sum` and `beaver`, which sum the feature parties' values under masks.
 
-The interface of every mode is `vfl.session.secure_mode.SecureMode`.
+The interface that every mode implements is `vfl.session.secure_mode.SecureMode`.
 
-Before the first exchange, every pair of feature parties agrees on a key. The modes refuse settings
-that would disclose a single cut, and the label party receives only the sum.
+Before the first training step, every pair of feature parties agrees on a key. The modes refuse
+settings that would disclose a single party's cut-layer activations ("cut"), and the label party
+receives only the sum of all cuts.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from vfl.session.store.identity import Identity, read_pins
 from vfl.session.store.witness import Standing
 from vfl.session.terms import Terms
 
-#: Hooks of defenses; a defense that implements one of them does more than replace labels before the
-#: training.
+#: Methods of defenses; a defense that implements one of these does more than replace labels before
+#: the training.
 _BESIDE_LABELS = (
     "wrap_bottom", "fit", "wrap_top", "counts", "batch", "embedding", "local_loss", "logits",
     "targets", "loss", "gradient", "received",
@@ -53,7 +54,9 @@ class KeyedMode(SecureMode):
     def own_keys(
         self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
     ) -> Agreement:
-        """Return a party's part of the key agreement, with its identity key and its pinned keys.
+        """Return a party's keys for the key agreement.
+
+        These are its identity key and the keys of other parties that it has pinned.
 
         Raises:
             MissingDataError, DataError: a file is missing or has other content than expected.
@@ -84,11 +87,11 @@ class SummingMode(KeyedMode):
     """A mode in which the label party learns only the sum of the feature parties' values."""
 
     def ring(self, parties: int) -> Ring:
-        """Return the ring in which the values of this many feature parties are summed."""
+        """Return the ring in which the values of this many feature parties are added."""
         raise NotImplementedError
 
     def ring_of(self, agreed: Agreed) -> Ring:
-        """Return the ring for the number of feature parties in the settings."""
+        """Return the ring for the number of feature parties in the agreed settings."""
         return self.ring(max(1, len(agreed.feature_parties)))
 
     def refuse(self, agreed: Agreed) -> None:
@@ -110,10 +113,10 @@ class SummingMode(KeyedMode):
             )
 
     def _refuse_alone(self, agreed: Agreed) -> None:
-        """Refuse a number of feature parties that is too small for a sum to hide a cut.
+        """Refuse a number of feature parties with which the sum hides no single cut.
 
         Raises:
-            ExposedCutError: with so few parties a sum would expose a cut.
+            ExposedCutError: with so few parties the sum would expose a party's cut.
         """
         raise NotImplementedError
 
@@ -121,11 +124,11 @@ class SummingMode(KeyedMode):
         end.link.send(Frame(Kind.PROTOCOL, 0, keys.offer))
 
     def accept(self, end: FeatureRound | HelperRound, keys: Agreement, terms: Terms) -> None:
-        """Wait for all parties' key offers; from then on, use the keys derived from these offers.
+        """Wait for all parties' key offers; from then on, use the keys that follow from them.
 
         Raises:
-            AuthenticationError: a party did not sign its key offer for this attempt; no cut was
-                sent.
+            AuthenticationError: a party did not sign its key offer for this attempt; no cut-layer
+                activations were sent.
             ProtocolError, FrameError: the label party sent an unexpected message.
         """
         offers = expect(end.link, Kind.PROTOCOL, 0, "the label party").payload
@@ -134,29 +137,29 @@ class SummingMode(KeyedMode):
     def _begin(
         self, end: FeatureRound | HelperRound, keys: Mapping[str, bytes], terms: Terms
     ) -> None:
-        """Begin an attempt with new keys, one key for each pair that includes this party."""
+        """Begin an attempt with new keys, one for each pair that includes this party."""
         raise NotImplementedError
 
 
 def binding_of(terms: Terms, session: str, attempt: int) -> Binding:
-    """Return the facts that the keys of one attempt are bound to."""
+    """Return the facts to which the keys of one attempt are bound."""
     return Binding(session, attempt, terms.digest(), tuple(rules.peers(terms)))
 
 
 def offers_bytes(terms: Terms) -> int:
-    """Return the size of all parties' key offers, a third party's included."""
+    """Return the size in bytes of all parties' key offers, including that of a third party."""
     return OFFER_BYTES * len(rules.peers(terms))
 
 
 class SummedCuts(CutAggregator):
-    """Receives the feature parties' values as one sum, which hides them under masks.
+    """Receives the feature parties' values as one sum; masks hide the single values.
 
-    Gradients are sent as in any mode: in a sum, the gradient of every cut equals the gradient of
-    the sum.
+    Gradients are sent as in any mode: in a sum, the gradient of every party's cut equals the
+    gradient of the sum.
 
     Args:
-        ends: the label party's endpoints by party, in merge order.
-        ring: ring of the summed elements.
+        ends: the label party's endpoints, by feature party, in merge order.
+        ring: ring in which the elements are summed.
         ledger, stopping: see `CutAggregator`.
     """
 
@@ -171,7 +174,9 @@ class SummedCuts(CutAggregator):
         self._ring = ring
 
     def begin(self) -> Mapping[str, int]:
-        """Receive each party's key offer, and send all offers to all parties; see `keys`.
+        """Receive each party's key offer, and send all offers to all parties.
+
+        See the module `keys`.
 
         Raises:
             ProtocolError: a party sent an unexpected message.
@@ -191,10 +196,12 @@ class SummedCuts(CutAggregator):
         return {}
 
     def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
-        """Return the sum, under `SUM`; axes (rows, width), ready for differentiation in a training.
+        """Return the sum of all cuts under the key `SUM`; axes (rows, width).
+
+        In a training, the sum records gradients.
 
         Raises:
-            ProtocolError, FrameError: the frames are wrong; the state is unchanged.
+            ProtocolError, FrameError: the frames are wrong; the state of this object is unchanged.
         """
         started = time.perf_counter()
         total = self._sum(exchange)
@@ -212,7 +219,7 @@ class SummedCuts(CutAggregator):
         return {name: end.take(Kind.PROTOCOL, 0).payload for name, end in self.ends.items()}
 
     def _sum(self, exchange: Exchange, own: Sequence[Payload] = ()) -> Tensor:
-        """Return the sum of the parties' values, and of the label party's own value, if any."""
+        """Return the sum of the parties' values, and of the label party's own value if any."""
         kind, rows = Kind.CUT if exchange.trains else Kind.QUERY, len(exchange.rows)
         first = next(iter(self.ends.values()))
         payloads = [self._elements(end, kind, exchange.step, rows) for end in self.ends.values()]
@@ -223,13 +230,17 @@ class SummedCuts(CutAggregator):
         payload = end.take(kind, step).payload
         try:
             self._ring.check(payload, rows, end.width)
-        except TruncatedFrameError as error:  # a sum does not show which party's payload was wrong
+        # The sum alone does not show which party's payload was wrong.
+        except TruncatedFrameError as error:
             error.where = f"step {step} of party '{end.party}'"
             raise
         return payload
 
     def _waited_for_all(self, exchange: Exchange, started: float) -> None:
-        """Record the wait for all parties' frames; no frame is usable before all have arrived."""
+        """Record the time of waiting for all parties' frames.
+
+        No frame is usable before all frames have arrived.
+        """
         for name in self.ends:
             self._waited(name, exchange, started)
 
@@ -256,7 +267,9 @@ def _check_codec(spec: str) -> None:
 
 
 def check_training(train: TrainSettings) -> None:
-    """Allow only updates that are linear in the gradient, with public factors and without division.
+    """Allow only weight updates that are linear in the gradient.
+
+    Their factors must be public, and they must not divide.
 
     Raises:
         ExposedCutError: a setting needs an update that is not linear in the gradient.
@@ -282,14 +295,14 @@ def check_training(train: TrainSettings) -> None:
 
 
 def refuse_work_on_cuts(agreed: Agreed, of_labels: bool = False) -> None:
-    """Refuse a codec, a defense or another precision, in a mode where no party has a cut.
+    """Refuse a codec, a defense or another precision, in a mode where no party has its own cut.
 
     Args:
         agreed: settings that the parties agreed on.
-        of_labels: whether a defense may replace labels before the training.
+        of_labels: whether a defense that replaces labels before the training is allowed.
 
     Raises:
-        ExposedCutError: a setting needs access to single cuts.
+        ExposedCutError: a setting needs access to a single party's cut.
     """
     reason = "no party has a cut here that it could work on"
     idle = [] if agreed.codec == "none" else ["codec"]

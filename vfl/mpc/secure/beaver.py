@@ -1,61 +1,65 @@
-"""``secure = "beaver"``: two parties share the weights of each first layer.
+"""``secure = "beaver"``: for each feature party, two parties share its first layer's weights.
 
-Every layer has three roles. The owner has the inputs and a share, the partner has the other share,
-and the dealer deals correlated randomness (`vfl.mpc.secure.shared_layer`). The label party learns
-the sum of all layers' outputs and continues with it in plaintext.
+Every first layer has three roles. Its owner has the inputs and one share of the weights, its
+partner has the other share, and the dealer deals correlated randomness
+(`vfl.mpc.secure.shared_layer`). The label party learns only the sum of all first layers' outputs,
+and continues with it in plaintext.
 
     setting               owner             partner                      dealer
     label party deals:    a feature party   the next one in merge order  the label party
     third party deals:    a feature party   the label party              the third party
 
-In every exchange an owner opens its masked inputs to the partner, and the partner opens its masked
-share of the weights to the owner. Owner and partner then each have a share of the outputs. Each
-feature party adds masks that cancel out in the sum over all feature parties. Messages between two
-feature parties are sealed and pass through the label party. Feature parties never see an output or
-a gradient.
+In every training step, the owner opens its masked inputs to the partner, and the partner opens its
+masked share of the weights to the owner. Afterwards, owner and partner each have a share of the
+layer's outputs. Each feature party adds masks to its share; the masks cancel out in the sum over
+all feature parties. Messages between two feature parties are encrypted (sealed) and pass through
+the label party. Feature parties never see a layer's output or its gradient.
 
-Wire format if the label party deals. Feature parties are in merge order; the partner of a party is
-the next party. An exchange has B rows, a layer has d columns and width h. The inputs X have a last
-column of ones. Numbers are little-endian 64-bit words modulo 2^64, row by row. Inputs have 13 bits
-after the point, gradients times the learning rate 26, weights 39, and outputs 52.
+The wire format, if the label party deals: Feature parties are in merge order; the partner of a
+party's layer is the next party. A step has B rows, a layer has d input columns and width h. The
+inputs X include a last column of ones, for the bias. Numbers are little-endian 64-bit words modulo
+2^64, row by row. Inputs have 13 bits after the binary point, gradients times the learning rate 26,
+weights 39, and outputs 52.
 
-For each feature party and attempt, the label party draws a key of 32 bytes and sends it over TLS.
-All dealt values are derived from these keys. Each party sends the number of columns d of its layer
-in a PROTOCOL frame of step 1 (4 bytes; at most 2^15). The label party replies with the party's key
-(32 bytes), and with the d of the layer of which this party is the partner (4 bytes). Owner and
-partner each draw initial weights, torch's uniform distribution times 2^-1/2, from the AES-256 key
-stream of their own secret. In step t, the owner's key stream gives U = words("inputs", t), B x d; T
-= words("outputs", t), B x h; and C = words("update", t), d x h. The partner's key stream gives V =
-words("weights", t), d x h; and R = words("gradient", t), B x h. The owner has the share A of the
-weights, and the partner has S:
+For each feature party and each attempt at the session, the label party draws a key of 32 bytes and
+sends it over TLS. All dealt values are derived from these keys. Each party sends the number of
+columns d of its own layer in a PROTOCOL frame of step 1 (4 bytes; d is at most 2^15). The label
+party replies with the party's key (32 bytes), and with the d of the layer whose partner this party
+is (4 bytes). Owner and partner each draw initial weights, torch's uniform distribution times
+2^-1/2, from the AES-256 key stream of their own secret. In step t, the owner's key stream gives the
+masks U = words("inputs", t), B x d; T = words("outputs", t), B x h; and C = words("update", t), d x
+h. The partner's key stream gives the masks V = words("weights", t), d x h; and R =
+words("gradient", t), B x h. The owner has the share A of the weights, and the partner has the share
+S:
 
-1. The owner seals E = X - U for the partner; the associated data is "inputs t". The partner seals
-   D = S - V for the owner; the associated data is "weights t". Each party sends the label party its
-   sealed E, followed by its sealed D of the layer of which it is the partner. The frame is an
-   OPENING, or in evaluations a QUERY_OPENING.
-2. The label party sends each party the sealed E and D that are for it, and U V - T of the layer of
-   which the party is the partner.
-3. Each party computes X (A + D) + T of its own layer. It adds E V + (U V - T) of the layer of which
-   it is the partner, and its masks of all pairs. It sends the result as CUT or QUERY. The sum over
-   the parties is the sum of all outputs.
-4. In a training, the label party sends each party a GRAD. It contains G - R for the party's own
-   layer, where G is the gradient, and U^T R - C for the layer of which the party is the partner.
-5. The owner computes A -= X^T (G - R) + C, and the partner computes S -= E^T R + (U^T R - C).
+1. The owner seals E = X - U, its masked inputs, for the partner; the associated data is "inputs t".
+   The partner seals D = S - V, its masked share of the weights, for the owner; the associated data
+   is "weights t". Each party sends the label party its sealed E, and then its sealed D of the layer
+   whose partner it is. The frame has the kind OPENING, or in evaluations QUERY_OPENING.
+2. The label party sends each party the sealed E and D that are meant for it, and U V - T of the
+   layer whose partner the party is.
+3. Each party computes X (A + D) + T for its own layer. To this it adds E V + (U V - T) of the layer
+   whose partner it is, and its masks of all pairs of parties. It sends the result as a frame of
+   kind CUT or QUERY. The sum of these results over the parties is the sum of all layers' outputs.
+4. In a training, the label party then sends each party a GRAD frame. The frame contains G - R for
+   the party's own layer, and U^T R - C for the layer whose partner the party is. G is the gradient
+   of the outputs.
+5. The owner then computes A -= X^T (G - R) + C, and the partner computes S -= E^T R + (U^T R - C).
 
-If a third party deals, the key offers of the feature parties come first, then the dealer's offer.
-The key that owner and dealer agree on is the key of the owner's stream, and is never sent. The
-dealer draws 32 bytes per layer for the partner's stream and sends them to the label party. Each
-owner announces its d (4 bytes), and the label party sends all of them to the dealer, in order.
-Then:
+If a third party deals, the key offers of the feature parties come first, and then the dealer's key
+offer. The key that owner and dealer agree on is the key of the owner's stream, and no message
+contains it. The dealer draws 32 bytes per layer as the key of the partner's stream, and sends them
+to the label party, which is every layer's partner. Each owner announces the d of its layer (4
+bytes), and the label party sends all of them to the dealer, in merge order. Then:
 
-1. The owner sends OPENING with E. The label party sends OPENING with D to each owner, and OPENING
-   with the number of rows (4 bytes) to the dealer.
-2. The dealer sends OPENING with U V - T of every layer, in order; in a training it also sends GRAD
-   with U^T R - C.
-3. The owner sends CUT or QUERY with X (A + D) + T plus its masks. The label party adds
-   E V + (U V - T).
-4. In a training, the label party sends GRAD with G - R. The owner computes A -= X^T (G - R) + C,
-   and the label party computes S -= E^T R + (U^T R - C).
+1. The owner sends an OPENING frame with E. The label party sends an OPENING frame with D to each
+   owner, and an OPENING frame with the number of rows (4 bytes) to the dealer.
+2. The dealer sends an OPENING frame with U V - T of every layer, in merge order; in a training it
+   also sends a GRAD frame with U^T R - C.
+3. The owner sends X (A + D) + T plus its masks as a frame of kind CUT or QUERY. The label party
+   adds E V + (U V - T) for every layer.
+4. In a training, the label party sends a GRAD frame with G - R. The owner then computes A -= X^T (G
+   - R) + C, and the label party computes S -= E^T R + (U^T R - C).
 """
 
 from __future__ import annotations
@@ -131,13 +135,13 @@ from vfl.session.secure_mode import (
 from vfl.session.terms import Terms
 from vfl.transport.pairs import SealedPairs
 
-#: Defense hooks that run on a feature party's bottom, cut, inputs or gradient.
+#: Methods of defenses that work on a feature party's bottom model, cut, inputs or gradient.
 _AT_FEATURE_PARTIES = ("wrap_bottom", "fit", "batch", "embedding", "local_loss", "received")
 _LABEL_PARTY = "the label party"
 
 
 def _about(what: str, step: int) -> bytes:
-    """Return the associated data of a sealed message between two feature parties."""
+    """Return the associated data by which a message between two feature parties is sealed."""
     return f"{what} {step}".encode()
 
 
@@ -146,12 +150,14 @@ def _opening(trains: bool) -> Kind:
 
 
 class Beaver(SummingMode):
-    """The label party sees only the sum of the outputs, and no party has a first layer's weights.
+    """The label party sees only the sum of the layers' outputs.
+
+    No party has the weights of a first layer.
 
     Args:
         dealer: name of the party that deals correlated randomness; the default is the label party.
-            A dealer that is not the label party has no data; the label party then holds the other
-            share of each layer.
+            A dealer other than the label party has no data; the label party is then the partner of
+            each layer and holds its other share.
 
     >>> Beaver().dealer("lender"), Beaver(dealer="notary").third_party("lender")
     ('lender', 'notary')
@@ -163,7 +169,7 @@ class Beaver(SummingMode):
         self._dealer = dealer
 
     def ring(self, parties: int) -> Ring:
-        # Each share of the sum is uniform, so no party's share has a bound of its own.
+        # Each party's summand is uniformly random, so it has no bound of its own.
         return Ring(64, OUTPUT_BITS, parties=1)
 
     def dealer(self, label_party: str) -> str:
@@ -201,7 +207,7 @@ class Beaver(SummingMode):
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
         label, order = terms.label_party, tuple(terms.feature_parties)
         dealer = rules.dealer(terms)
-        # Owner, partner and dealer must know the number of columns of a layer.
+        # Owner, partner and dealer must all know the number of columns of a layer.
         for name in order:
             for observer in (label, dealer or partner_of(name, order)):
                 yield Revealed(observer, "number of columns", name, SETUP, 1, 1)
@@ -310,7 +316,7 @@ class Beaver(SummingMode):
 
 
 def partner_of(party: str, order: Sequence[str]) -> str:
-    """Return a party's partner: the next party, which holds the other share of the party's layer.
+    """Return the partner of a party: the next party, which holds the other share of its layer.
 
     >>> partner_of("shop", ("bank", "shop"))
     'bank'
@@ -319,7 +325,7 @@ def partner_of(party: str, order: Sequence[str]) -> str:
 
 
 def owner_of(party: str, order: Sequence[str]) -> str:
-    """Return the party whose layer's other share is held by `party`.
+    """Return the owner of the layer whose other share `party` holds.
 
     >>> owner_of("bank", ("bank", "shop", "clinic"))
     'clinic'
@@ -329,10 +335,10 @@ def owner_of(party: str, order: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Neighbours with which a feature party shares layers and seals messages in an attempt.
+    """The neighbours of a feature party: its layer's partner, and the owner whose partner it is.
 
     With two parties the other party is both neighbours: messages of both layers in one direction
-    are then numbered in one sequence.
+    then have numbers of one sequence.
     """
 
     partner: str
@@ -341,28 +347,28 @@ class Neighbours:
 
 
 def add_masks(masks: PairwiseMasks, elements: Tensor, purpose: str, step: int) -> None:
-    """Add a party's masks, summed over all its pairs, to ring elements, in place.
+    """Add the masks of a party, summed over all its pairs, to ring elements, in place.
 
     Args:
         masks: the party's masks.
         elements: int64, contiguous, of any shape.
-        purpose: purpose of the masks; the masks are derived from it and the step.
-        step: number of the exchange.
+        purpose: purpose of the masks, from which they are derived together with the step.
+        step: number of the training step or query.
 
     Raises:
-        ReusedPadError: masks of this step, or of a later one, were used before.
+        ReusedPadError: masks for this step, or for a later one, were already used.
     """
     flat = elements.view(-1).numpy().view("<u8")
     flat += masks.elements(len(flat), flat.dtype, purpose, step)
 
 
 # A feature party owns its layer. If the label party deals, a feature party is also the partner of
-# another party's layer.
+# another feature party's layer.
 
 
 @dataclass(slots=True)
 class _Pending:
-    """An exchange that is not finished, with the inputs as ring elements, axes (rows, columns)."""
+    """A step that is not finished, with its inputs as ring elements, axes (rows, columns)."""
 
     step: int
     trains: bool
@@ -371,7 +377,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """A party's state in one attempt: its role as owner, its masks and its seals."""
+    """A party's state in one attempt at the session: its role as owner, its masks and its seals."""
 
     owner: Owner
     masks: PairwiseMasks
@@ -379,12 +385,12 @@ class _Attempt:
 
 
 class ShareHolder:
-    """A feature party's endpoint with shares of layers; it replaces `FeatureEnd`.
+    """A feature party's endpoint if layers are shared; it replaces `FeatureEnd`.
 
     Args:
-        party: name of the party, for messages.
+        party: name of the party, for error messages.
         columns: number of input columns.
-        width: the width of all layers' outputs, on which the parties agreed.
+        width: the width of every layer's outputs, on which the parties agreed.
         link: the stream to the label party.
         secret: the party's own secret, from which its first shares are drawn.
         dealer: name of a third party that deals; None if the label party deals, so that this party
@@ -413,23 +419,24 @@ class ShareHolder:
         self._pending: _Pending | None = None
 
     def introduce(self) -> None:
-        """Announce the number of columns of this party's layer, before the dealer deals."""
+        """Announce the number of columns of this party's layer before the dealer begins to deal."""
         self.link.send(Frame(Kind.PROTOCOL, 1, self.columns.to_bytes(COLUMNS_BYTES, "little")))
 
     def begin(self, order: Sequence[str], keys: Mapping[str, bytes]) -> None:
-        """Begin a new attempt with new keys.
+        """Begin a new attempt at the session with new keys.
 
         If the label party deals, it also sends the key of this party's stream, and the number of
-        columns of the layer of which this party is the partner.
+        columns of the layer whose partner this party is.
 
         Args:
             order: all feature parties, in merge order.
-            keys: key of each pair that includes this party; if a third party deals, also the key of
-                the pair with the dealer.
+            keys: key of each pair of parties that includes this party; if a third party deals, also
+                the key of the pair with the dealer.
 
         Raises:
             TruncatedFrameError: the dealer's message has the wrong length.
-            ProtocolError: the number of columns is invalid, or another message was received.
+            ProtocolError: the number of columns is invalid, or another message arrived than
+                expected.
             RunFolderError: the saved shares belong to other layers.
         """
         masks, near = PairwiseMasks(self.party, order, keys), None
@@ -449,35 +456,35 @@ class ShareHolder:
 
     @property
     def layers(self) -> LayerAxes:
-        """Axes of the layers that the party shares, after the start of an attempt."""
+        """Axes of the layers of which this party has a share, after the start of an attempt."""
         other = 0 if self._other is None else self._other.shape[0]
         return LayerAxes(self.columns, self.width, other)
 
     def fit(self, inputs: Callable[[], Tensor]) -> None:
-        """Ignore the training inputs, because this endpoint has no bottom to fit."""
+        """Ignore the training inputs, because this endpoint has no bottom model to fit."""
 
     @property
     def awaiting(self) -> int:
-        """Number of exchanges whose gradients have not arrived yet."""
+        """Number of training steps whose gradients have not arrived yet."""
         return 0 if self._pending is None or not self._pending.trains else 1
 
     def send_cut(self, inputs: Tensor, step: int, rows: np.ndarray | None = None) -> None:
-        """Send a masked training batch of axes (rows, ...); `answer` continues the exchange.
+        """Send a masked training batch of axes (rows, ...); `answer` continues the training step.
 
         Raises:
             RingRangeError, NonFiniteError: the inputs cannot be encoded; nothing was sent.
-            ReusedPadError: values of this step, or of a later step, were opened earlier in this
+            ReusedPadError: values of this step, or of a later step, were already opened in this
                 attempt.
-            ProtocolError: no keys were agreed on.
+            ProtocolError: the parties have not agreed on keys.
         """
         self._open(inputs, step, trains=True)
 
     def send_query(self, inputs: Tensor, step: int) -> None:
-        """Send masked rows to evaluate or predict, as `send_cut` does."""
+        """Send masked rows for an evaluation or prediction, in the way of `send_cut`."""
         self._open(inputs, step, trains=False)
 
     def answer(self, step: int) -> None:
-        """Receive the openings for this party, and send this party's share of the outputs.
+        """Receive the openings for this party; send this party's share of the outputs.
 
         Raises:
             ProtocolError, FrameError, AuthenticationError: the received frame was wrong; nothing
@@ -505,7 +512,7 @@ class ShareHolder:
         self.link.send(Frame(Kind.CUT if pending.trains else Kind.QUERY, step, pack([total])))
 
     def take_gradient(self) -> None:
-        """Receive this party's share of the gradient, and update its shares of the weights.
+        """Receive this party's share of the gradient, and update its shares of the weights by it.
 
         Raises:
             ProtocolError, FrameError: the frame was wrong; the shares are unchanged.
@@ -527,7 +534,7 @@ class ShareHolder:
         return bytes(expect(self.link, Kind.ACK, step, _LABEL_PARTY).payload)
 
     def query_cut(self, inputs: Tensor) -> Tensor:
-        """Refuse, because in this mode no party has the cut of a single party.
+        """Refuse, because in this mode no party has the cut-layer activations of a single party.
 
         Raises:
             ExposedCutError: always.
@@ -535,7 +542,10 @@ class ShareHolder:
         raise shared_bottom_error(self.party)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return this party's shares of its layer and, if known, of the one it is partner of."""
+        """Return this party's share of its own layer.
+
+        The result also has the share of the layer whose partner it is, if there is one.
+        """
         other = None if self._other is None else self._other.share
         return {"own": self._own} | ({} if other is None else {"other": other})
 
@@ -557,7 +567,7 @@ class ShareHolder:
             self._other.share = None if other is None else other.clone()
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state for an exact resume of training, after all exchanges have ended."""
+        """Return the state for an exact resume of the training, after all steps have ended."""
         return {"state": self.state_dict()}
 
     def load_training_state(self, saved: Mapping[str, Any], batch: Callable[[int], Tensor]) -> None:
@@ -566,7 +576,7 @@ class ShareHolder:
         self.load_state_dict(saved["state"])
 
     def _open(self, inputs: Tensor, step: int, trains: bool) -> None:
-        """Send the masked inputs and remember the exchange."""
+        """Send the masked inputs, and store the step until its answer arrives."""
         attempt = self._begun()
         elements = encode_inputs(inputs, self.party)
         opened: Payload = pack([attempt.owner.opened(elements, step)])
@@ -590,36 +600,38 @@ class ShareHolder:
         return self._pending
 
 
-# The label party has the gradient. The label party is either the dealer, or the partner of every
-# layer.
+# The label party knows the gradient in plaintext. The label party is either the dealer, or the
+# partner of every layer.
 
 
 class SharedGradient(Uncompressed):
-    """Replaces the label party's codec, and sends a gradient as shares.
+    """Replaces the label party's codec for one feature party; it sends a gradient as shares.
 
     Args:
-        party: name of the layer's owner.
-        learning_rate: learning rate, by which the gradient is multiplied.
-        held: the label party's share of that layer, if the label party is its partner; the share is
-            saved with the label party's weights.
+        party: name of the party that owns the layer.
+        learning_rate: learning rate; the gradient is multiplied by it before it is shared.
+        held: the label party's share of this layer, if the label party is its partner; it is saved
+            with the label party's weights.
     """
 
     on_card: ClassVar[bool] = False
 
     def __init__(self, party: str, learning_rate: float, held: Partner | None = None) -> None:
         self.held = held
-        #: Function of the gradient, as ring elements of axes (rows, width), and of the step; it
-        #: returns a payload.
+        #: Function that the attempt sets: from the gradient as ring elements, axes (rows, width),
+        #: and the step, it makes the payload.
         self.share: Callable[[Tensor, int], Payload] | None = None
         self._party = party
         self._learning_rate = learning_rate
 
     def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
-        """Encode a party's share of the gradient, with the update for the layer it is partner of.
+        """Encode a party's share of the gradient.
+
+        The payload also has the update for the layer whose partner the party is.
 
         Raises:
             RingRangeError, NonFiniteError: the gradient cannot be encoded; nothing is sent.
-            ReusedPadError: the gradient of this exchange was shared before.
+            ReusedPadError: the gradient of this step was already shared.
             ProtocolError, FrameError: a third party that deals sent a wrong message; nothing is
                 sent.
         """
@@ -628,7 +640,7 @@ class SharedGradient(Uncompressed):
         return self.share(elements, context.step)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the label party's share of the layer, once its axes are known."""
+        """Return the label party's share of the layer, as soon as its axes are known."""
         share = None if self.held is None else self.held.share
         return {} if share is None else {"share": share}
 
@@ -636,7 +648,7 @@ class SharedGradient(Uncompressed):
         """Restore a state that `state_dict` returned.
 
         Raises:
-            RunFolderError: a required share is missing.
+            RunFolderError: a share that the label party needs is missing.
         """
         if self.held is None:
             return
@@ -649,11 +661,12 @@ class SharedGradient(Uncompressed):
 
 
 class LayerSum(SummedCuts, ABC):
-    """The label party's endpoints, which receive the outputs of shared first layers as one sum.
+    """The label party's endpoints, which receive the outputs of shared layers as one sum.
 
     Args:
-        ends: endpoints by party, in merge order; the codec of each is a `SharedGradient`.
-        ring: ring of the shares of the outputs.
+        ends: endpoints by feature party, in merge order; the codec of each endpoint is a
+            `SharedGradient`.
+        ring: ring of the outputs' shares.
         ledger, stopping: see `CutAggregator`.
     """
 
@@ -664,7 +677,7 @@ class LayerSum(SummedCuts, ABC):
 
     @abstractmethod
     def _relay(self, step: int, rows: int, trains: bool) -> None:
-        """Send each party the opened values that it needs for its share of the outputs."""
+        """Send each party the opened values from which it computes its share of the outputs."""
 
     def _sum(self, exchange: Exchange, own: Sequence[Payload] = ()) -> Tensor:
         total = super()._sum(exchange, own)
@@ -673,10 +686,12 @@ class LayerSum(SummedCuts, ABC):
 
 
 class DealtSum(LayerSum):
-    """Sums outputs if the label party deals; the label party then also relays sealed openings."""
+    """Sums outputs if the label party deals; it then also relays sealed openings."""
 
     def begin(self) -> Mapping[str, int]:
-        """Draw keys; send each party its key, and the columns of the layer whose partner it is.
+        """Draw keys, and send each party its key.
+
+        The message also has the number of columns of the layer whose partner the party is.
 
         Raises:
             ProtocolError, FrameError: a party sent something other than its number of columns.
@@ -695,12 +710,12 @@ class DealtSum(LayerSum):
         return columns
 
     def _relay(self, step: int, rows: int, trains: bool) -> None:
-        """Relay the parties' openings to each other, each with the products dealt to the receiver.
+        """Relay the parties' openings to each other; add the dealt products for the receiver.
 
         Raises:
             ProtocolError, FrameError: a party sent an unexpected message.
-            ReusedPadError: values of this exchange, or of a later exchange, were dealt before in
-                this attempt.
+            ReusedPadError: values of this step, or of a later step, were already dealt in this
+                attempt.
         """
         dealt = {name: pack([dealer.deal(rows, step)]) for name, dealer in self._dealers.items()}
         kind, order = _opening(trains), tuple(self.ends)
@@ -715,15 +730,18 @@ class DealtSum(LayerSum):
                 _codec(end).share = self._sharing(name, other)
 
     def _sharing(self, name: str, other: Tensor) -> Callable[[Tensor, int], Payload]:
-        """Return a function that makes G - R for a party, and the update it needs as partner."""
+        """Return a function that makes G - R and the weight update for a party.
+
+        The update is for the layer whose partner the party is.
+        """
         dealer = self._dealers[name]
         return lambda gradient, step: pack([dealer.share_gradient(gradient, step), other])
 
     def _opened(self, name: str, kind: Kind, step: int, rows: int) -> list[memoryview]:
-        """Receive a party's two sealed openings.
+        """Receive the two sealed openings of a party.
 
-        One has the party's masked inputs; the other has its masked share of the layer of which it
-        is the partner.
+        The first opening has the party's masked inputs; the second has its masked share of the
+        layer whose partner it is.
         """
         other = self._dealers[owner_of(name, tuple(self.ends))]
         sizes = [
@@ -735,17 +753,18 @@ class DealtSum(LayerSum):
 
 
 class PartnerSum(LayerSum):
-    """Sums outputs while a third party deals: the label party is the partner of every layer.
+    """Sums outputs if a third party deals: the label party is then the partner of every layer.
 
-    The label party sees inputs only under masks that it does not know. The label party has the
+    The label party sees inputs only under masks that it does not know. The label party knows the
     gradient, so it computes G - R itself.
 
     Args:
-        ends: endpoints by party, in merge order; the codec of each has a `Partner`.
-        ring: ring of the shares of the outputs.
+        ends: endpoints by feature party, in merge order; the codec of each endpoint has a
+            `Partner`.
+        ring: ring of the outputs' shares.
         ledger, stopping: see `CutAggregator`.
-        dealer: name of the third party.
-        link: stream to the third party.
+        dealer: name of the third party, which deals.
+        link: stream to the dealer.
     """
 
     def __init__(
@@ -766,7 +785,7 @@ class PartnerSum(LayerSum):
         return (self._link,)
 
     def begin(self) -> Mapping[str, int]:
-        """Receive this attempt's keys from the dealer, and send the dealer the layers' columns.
+        """Receive this attempt's keys from the dealer; send the dealer the numbers of columns.
 
         Raises:
             ProtocolError, FrameError: a party sent an unexpected message.
@@ -787,11 +806,11 @@ class PartnerSum(LayerSum):
         return super()._offers() | {self._dealer: self._take(Kind.PROTOCOL, 0)}
 
     def _relay(self, step: int, rows: int, trains: bool) -> None:
-        """Request this exchange from the dealer, and open masked shares of weights to their owners.
+        """Request this step from the dealer, and open masked shares of weights to their owners.
 
         Raises:
-            ReusedPadError: values of this exchange, or of a later exchange, were opened before in
-                this attempt.
+            ReusedPadError: values of this step, or of a later step, were already opened in this
+                attempt.
         """
         kind = _opening(trains)
         self._link.send(Frame(kind, step, rows.to_bytes(ROWS_BYTES, "little")))
@@ -804,7 +823,7 @@ class PartnerSum(LayerSum):
         if trains:
 
             @cache
-            def updates() -> dict[str, Tensor]:  # dealt while the top model runs
+            def updates() -> dict[str, Tensor]:  # the dealer deals this while the top model runs
                 return self._dealt(Kind.GRAD, step, {n: _held(e).shape for n, e in ends.items()})
 
             ends = self.ends
@@ -816,7 +835,10 @@ class PartnerSum(LayerSum):
     def _sharing(
         name: str, held: Partner, updates: Callable[[], Mapping[str, Tensor]]
     ) -> Callable[[Tensor, int], Payload]:
-        """Return a function that makes G - R for the owner, and updates the label party's share."""
+        """Return a function that makes G - R for the owner.
+
+        The function also updates the label party's own share of the weights.
+        """
 
         def share(gradient: Tensor, step: int) -> Payload:
             dealt = updates()[name]
@@ -827,7 +849,7 @@ class PartnerSum(LayerSum):
         return share
 
     def _outputs(self, step: int, rows: int, trains: bool) -> Payload:
-        """Return the label party's own share of the sum."""
+        """Return the label party's own share of the sum of outputs."""
         shapes = {name: (rows, end.width) for name, end in self.ends.items()}
         dealt = self._dealt(_opening(trains), step, shapes)
         shares = []
@@ -841,7 +863,9 @@ class PartnerSum(LayerSum):
     def _dealt(
         self, kind: Kind, step: int, shapes: Mapping[str, tuple[int, int]]
     ) -> dict[str, Tensor]:
-        """Receive the dealer's products for all layers: U V - T, or U^T R - C in a GRAD frame.
+        """Receive the dealer's products for all layers.
+
+        They are U V - T, or U^T R - C in a GRAD frame.
 
         Raises:
             ProtocolError, TruncatedFrameError: the dealer sent an unexpected message.
@@ -851,12 +875,12 @@ class PartnerSum(LayerSum):
         return dict(zip(shapes, parts, strict=True))
 
     def _take(self, kind: Kind, step: int) -> Payload:
-        """Wait for the dealer's frame of this kind and step."""
+        """Wait for the dealer's frame of this kind and step; return its payload."""
         return expect(self._link, kind, step, f"party '{self._dealer}'").payload
 
 
 def columns_of(end: LabelEnd) -> int:
-    """Receive the number of columns that a party announces, including the column of ones.
+    """Receive the number of columns that a party announces; it includes the column of ones.
 
     Raises:
         ProtocolError: the announcement is malformed, or the layer is too large to share.
@@ -876,21 +900,21 @@ def _held(end: LabelEnd) -> Partner:
     return held
 
 
-# Third party that deals and has no data.
+# A third party that deals and has no data.
 
 
 class DealerEnd:
-    """The dealer's endpoint of its stream to the label party; it answers requests for rows.
+    """The dealer's endpoint of its stream to the label party; it answers requests for steps.
 
-    The dealer draws a key for the label party's stream of each layer. The key of each owner's
-    stream is the key that the dealer and the owner agreed on. The label party relayed their
-    messages and does not know the key.
+    For each layer, the dealer draws a key for the label party's stream. The key of each owner's
+    stream is the key on which the dealer and the owner agreed. The label party relayed the messages
+    of this agreement, and does not know the key.
 
     Args:
-        party: name of the dealer, for messages.
+        party: name of the dealer, for error messages.
         owners: the feature parties in merge order, each with the width of its layer.
         link: the stream to the label party.
-        most_rows: number of rows of the largest exchange that the parties agreed on.
+        most_rows: number of rows of the largest step on which the parties agreed.
     """
 
     def __init__(
@@ -910,14 +934,15 @@ class DealerEnd:
         self.link.send(Frame(Kind.PROTOCOL, 1, b"".join(self._keys)))
 
     def begin(self, keys: Mapping[str, bytes]) -> None:
-        """Begin to deal, for layers with the numbers of columns that the label party announces.
+        """Begin to deal for layers whose numbers of columns the label party announces.
 
         Args:
-            keys: key that the dealer agreed on with each owner.
+            keys: for each owner, the key on which the dealer and the owner agreed.
 
         Raises:
             TruncatedFrameError: the announcement has the wrong length.
-            ProtocolError: the number of columns is invalid, or no keys were drawn for the attempt.
+            ProtocolError: the number of columns is invalid, or the dealer drew no keys for this
+                attempt.
         """
         named = expect(self.link, Kind.PROTOCOL, 1, _LABEL_PARTY).payload
         parts = split_payload(named, [COLUMNS_BYTES] * len(self._owners), "columns of the layers")
@@ -932,21 +957,21 @@ class DealerEnd:
 
     @property
     def layers(self) -> Mapping[str, Layers]:
-        """Layers for which this party deals, after the start of an attempt."""
+        """The layers for which this party deals, after the start of an attempt."""
         dealers = zip(self._owners, self._dealers, strict=True)
         return {name: LayerAxes(one.columns, one.width) for name, one in dealers}
 
     def serve(self) -> bool:
-        """Deal for the next requested exchange; return False when the session is over."""
+        """Deal for the next requested step; return False when the session is over."""
         return self.deal().kind is not Kind.DONE
 
     def deal(self) -> Frame:
-        """Wait for a request, and answer it if it is an exchange; return the request's frame.
+        """Wait for a request, and answer it if it is for a step; return the request's frame.
 
         Raises:
             ProtocolError, FrameError: the request was invalid; nothing was dealt.
-            ReusedPadError: values of this exchange, or of a later exchange, were dealt before in
-                this attempt.
+            ReusedPadError: values of this step, or of a later step, were already dealt in this
+                attempt.
         """
         frame = self.link.receive()
         if frame.kind is Kind.DONE:
@@ -961,13 +986,13 @@ class DealerEnd:
         rows, step = self._rows(frame), frame.step
         products = [one.deal(rows, step) for one in self._dealers]
         self.link.send(Frame(frame.kind, step, pack(products)))
-        if frame.kind is Kind.OPENING:  # other parties compute outputs meanwhile
+        if frame.kind is Kind.OPENING:  # the other parties compute their outputs meanwhile
             updates = [one.deal_update(step) for one in self._dealers]
             self.link.send(Frame(Kind.GRAD, step, pack(updates)))
         return frame
 
     def _rows(self, frame: Frame) -> int:
-        """Return the number of requested rows; refuse more rows than were agreed on."""
+        """Return the number of rows in a request; refuse more rows than were agreed on."""
         (part,) = split_payload(frame.payload, [ROWS_BYTES], f"rows of step {frame.step}")
         rows = int.from_bytes(part, "little")
         row = max(max(one.columns, one.width) for one in self._dealers)
@@ -983,7 +1008,7 @@ class DealerEnd:
 def _dealing_limits(
     terms: Terms, rows: Mapping[Kind, int], layers: Mapping[str, LayerAxes] | None
 ) -> Limits:
-    """Return frame limits of a third party that deals: its requests, products and updates."""
+    """Return the frame limits of a third party that deals: of requests, products and updates."""
     owners = terms.feature_parties
     down = {
         Kind.PROTOCOL: max(offers_bytes(terms), COLUMNS_BYTES * len(owners)),
@@ -1006,7 +1031,7 @@ def _dealing_limits(
 
 
 def _refuse_adversary(party: str, adversary: Adversary) -> None:
-    """Refuse a dishonest feature party, because it has no values of its own to tamper with."""
+    """Refuse a dishonest feature party, because it has no plaintext values to tamper with."""
     if adversary is not HONEST:
         raise ExposedCutError(
             f"party '{party}' has no bottom or gradient to tamper with",
@@ -1016,7 +1041,10 @@ def _refuse_adversary(party: str, adversary: Adversary) -> None:
 
 
 def _require_linear(bottom: nn.Module, party: str, columns: int, width: int) -> None:
-    """Refuse a bottom that is not one linear layer of these axes; its weights are ignored."""
+    """Refuse a bottom model that is not one linear layer of these axes.
+
+    The weights of the model are ignored.
+    """
     layers = [part for part in bottom.modules() if not isinstance(part, nn.Sequential | nn.Flatten)]
     want = "bottom = 'mlp:hidden=none', and depth in the top"
     if len(layers) != 1 or not isinstance(layer := layers[0], nn.Linear):

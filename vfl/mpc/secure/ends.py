@@ -1,17 +1,18 @@
-"""Base of the modes in which parties share a whole network: connections and endpoints.
+"""Base of the modes in which parties share a whole network: places, streams and endpoints.
 
-All parties follow one program on shares. Only the label party has streams, one to each other party;
-it relays sealed messages between them (`vfl.session.relay`). A mode defines the role of each party,
-the description of its rows that a share holder announces, and the facts that the label party
-derives from all descriptions:
+All parties follow one program on additive shares. Only the label party has streams, one to each
+other party; it relays the other parties' sealed messages to each other (`vfl.session.relay`). A
+mode defines the role of each party, the description of its rows that a share holder announces, and
+the facts (sizes and settings) that follow from all descriptions:
 
-1. Each other party sends its key offer, and the label party sends all offers to all parties.
-2. Each holder announces the description of its rows; the label party derives the facts from all
-   descriptions and sends them to all parties.
-3. All parties compare terms and facts over links that the label party cannot read (`Peer.agree`).
+1. Each other party sends its key offer, and the label party sends all offers to all parties. 2.
+Each share holder announces the description of its rows; the label party derives the facts from all
+descriptions and sends them to all parties. 3. All parties compare terms and facts over links whose
+messages the label party cannot read (`Peer.agree`).
 
-A mode has one subclass of `NetworkEnd`, which a `Place` connects to the other parties: `Outer` for
-a party with one stream, or `Middle` for the label party, which has a stream to each other party.
+A mode has one subclass of `NetworkEnd`, which a `Place` connects to the other parties: `Outer` is
+the place of a party with one stream, and `Middle` is the place of the label party, which has a
+stream to each other party.
 """
 
 from __future__ import annotations
@@ -53,39 +54,39 @@ _Facts = TypeVar("_Facts", bound=Settings)
 _Party = TypeVar("_Party", bound=Peer)
 
 _LABEL_PARTY = "the label party"
-#: Step number of the messages that describe rows; messages with key offers have step number 0.
+#: Step number of the messages that describe rows; messages with key offers have the step number 0.
 _DESCRIPTION = 1
 #: Seconds for which a thread waits for another thread, which may be computing a large layer.
 _LOCAL_S = 600.0
 
 
 class NetworkSizes(ABC):
-    """Sizes of a session's network, which bound frames and memory; see `Layers`."""
+    """Sizes of a session's shared network; they bound frames and memory; see `Layers`."""
 
     @property
     @abstractmethod
     def parameters(self) -> int:
-        """Number of weights of the network."""
+        """Number of weights in the network."""
 
     @abstractmethod
     def memory_bytes(self, rows: int) -> int:
-        """Return the approximate memory that a holder uses at once."""
+        """Return the approximate number of bytes of memory that a share holder uses at once."""
 
     @abstractmethod
     def limits(self, rows: int) -> dict[Kind, int]:
-        """Return the largest payloads in either direction, for a number of rows."""
+        """Return the largest payload of each kind of frame, for a number of rows."""
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
-        """Return 0: no estimate exists, because the size depends on values or drawn rows."""
+        """Return 0: the number of bytes depends on values or drawn rows, so it is unknown."""
         return 0
 
 
 def require_frame(size_bytes: int, content: str) -> None:
-    """Check that the largest frame of a session can be sent.
+    """Check that the largest frame of a session is small enough to be sent.
 
     Args:
-        size_bytes: size of the payload, without the seal, in bytes.
-        content: content of the frame, for the error text.
+        size_bytes: size of the frame's payload in bytes, without the seal.
+        content: words that name the frame's content, for the error's text.
 
     Raises:
         ProtocolError: the frame is too large.
@@ -103,10 +104,12 @@ class NetworkMode(KeyedMode):
     """A mode in which parties share a network, so that no party has all of its weights.
 
     Attributes:
-        window: largest number of unread frames in transit in one direction.
-        waiting: largest number of frames of one party that wait until another party requests them.
-        announced_bytes, facts_bytes: largest size of a holder's announcement, and of the facts.
-        facts: type of the facts.
+        window: largest number of unread frames on the way in one direction.
+        waiting: largest number of frames from one party that wait until another party requests
+            them.
+        announced_bytes, facts_bytes: largest size in bytes of a share holder's announcement, and of
+            the facts about the network.
+        facts: type of the facts about the network.
     """
 
     shares_weights: ClassVar[bool] = True
@@ -118,7 +121,7 @@ class NetworkMode(KeyedMode):
     facts: ClassVar[type[Settings]]
 
     def roles(self, agreed: Terms) -> Sequence[str]:
-        """Return the parties by role: the holders of shares, then the dealer."""
+        """Return the parties by role number: first the holders of shares, then the dealer."""
         raise NotImplementedError
 
     def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> WholeNetwork:
@@ -126,11 +129,11 @@ class NetworkMode(KeyedMode):
         raise NotImplementedError
 
     def about(self, frame: Frame) -> bytes:
-        """Return the associated data to which the seal of a relayed frame is bound."""
+        """Return the associated data by which the seal of a relayed frame is bound to the frame."""
         return relay.about(frame)
 
     def on_stream(self, frame: Frame) -> Frame:
-        """Convert a frame for a stream; a relayed frame also has a party number, see `relay`."""
+        """Convert a frame for a stream; a relayed frame also gets a party number, see `relay`."""
         return frame
 
     def off_stream(self, frame: Frame, other: int) -> Frame:
@@ -138,7 +141,7 @@ class NetworkMode(KeyedMode):
 
         Args:
             frame: the received frame.
-            other: number of the last other party of the receiver; see `_last_other`.
+            other: number of the last party other than the receiver; see `_last_other`.
         """
         return frame
 
@@ -183,12 +186,12 @@ class NetworkMode(KeyedMode):
 
 
 class Place(ABC):
-    """A party's place in the session: it connects the party to the other parties.
+    """A party's place in the session, which connects the party to the other parties.
 
     Attributes:
-        attempt: name of the session, and number of its restarts.
-        direct: links that no third party relays, by name of the party at the other end, once the
-            parties are connected.
+        attempt: name of the session, and number of this attempt at it.
+        direct: links that no third party relays, by the name of the party at the other end;
+            available after the parties have connected.
     """
 
     attempt: tuple[str, int]
@@ -196,18 +199,20 @@ class Place(ABC):
 
     @abstractmethod
     def meet(self) -> Mapping[str, Link]:
-        """Agree on keys for a new attempt; return links to the other parties, by name."""
+        """Agree on keys for a new attempt; return the links to the other parties, by name."""
 
     @abstractmethod
     def describe(self, end: NetworkEnd[_Facts, Any]) -> _Facts:
-        """Announce the party's description of its rows; receive the facts, or derive them from all.
+        """Announce the party's description of its rows, and return the facts about the network.
+
+        The label party derives the facts from all descriptions; the others receive them.
 
         Raises:
             ProtocolError: another party sent an unexpected message.
         """
 
     def confirm(self, facts: Settings) -> None:
-        """Send all parties the facts that the label party has made and checked."""
+        """Send all parties the facts that the label party has derived and checked."""
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
         """See `WholeNetwork.send_verdict`."""
@@ -223,7 +228,7 @@ class Place(ABC):
 
 
 class Outer(Place):
-    """Place of a party with a stream to the label party only: a share holder or the dealer.
+    """Place of a party that has only a stream to the label party: a share holder or the dealer.
 
     Args:
         mode, party, terms, keys, stream: see `SecureMode.outer_network`.
@@ -265,7 +270,7 @@ class Outer(Place):
 
 
 class Middle(Place):
-    """Place of the label party, which relays the messages between other parties.
+    """Place of the label party, which relays the messages of the other parties to each other.
 
     Args:
         mode, terms, attempt, streams, receive_any: see `SecureMode.middle_network`.
@@ -334,12 +339,12 @@ class Middle(Place):
 
 
 class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
-    """One party's endpoint of a network that no single party has; see `WholeNetwork`.
+    """One party's endpoint of a network whose weights no single party has; see `WholeNetwork`.
 
     Args:
         mode, terms, rows: see `SecureMode.outer_network`.
         party: name of the party.
-        place: the party's place in the session.
+        place: the party's place in the session, which connects it to the other parties.
     """
 
     def __init__(self, mode: Any, party: str, terms: Terms, rows: OwnRows, place: Place) -> None:
@@ -357,28 +362,28 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
 
     @abstractmethod
     def announced(self) -> bytes | None:
-        """Return the party's description of its rows, if the party holds shares; otherwise None."""
+        """Return the party's description of its rows if the party holds shares; otherwise None."""
 
     @abstractmethod
     def facts_of(self, told: Mapping[str, bytes]) -> _Facts:
-        """At the label party, derive the facts from the descriptions of all holders.
+        """At the label party, derive the facts about the network from all holders' descriptions.
 
         Raises:
-            ProtocolError: a holder's description is impossible.
+            ProtocolError: a holder's description describes no possible rows.
         """
 
     @abstractmethod
     def sizes_of(self, facts: _Facts) -> NetworkSizes:
-        """Check the facts of a network against the party's own rows, and return the sizes.
+        """Check a network's facts against the party's own rows; return the network's sizes.
 
         Raises:
-            DisagreementError: the party has a different number of rows.
+            DisagreementError: the facts state another number of rows than the party has.
             ProtocolError: no network can have these sizes.
         """
 
     @abstractmethod
     def _player_of(self, links: Mapping[int, Link]) -> _Party:
-        """Make the protocol's party object, which has no keys yet."""
+        """Make the protocol's object for this party; it has no keys yet."""
 
     @abstractmethod
     def _started(
@@ -386,14 +391,14 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
     ) -> None:
         """Share rows and weights, or continue from the state of an earlier attempt; see `begin`."""
 
-    # Methods that are equal in all modes.
+    # Methods that all modes have in common.
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
     ) -> None:
         links, label = self._place.meet(), self._terms.label_party
         facts = self._known = self._place.describe(self)
-        sizes = self.sizes_of(facts)  # the party's own file may not allow these sizes
+        sizes = self.sizes_of(facts)  # the limits in the party's own file may exclude these sizes
         self._rows.agreed({name: sizes for name in self._roles if name != label})
         self._place.confirm(facts)
         player = self._player = self._player_of(
@@ -434,11 +439,11 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
         return self._player
 
     def _note(self, phase: str) -> None:
-        """Record, under this phase, the values that the party has learned since the last call."""
+        """Record the values that the party has learned since the last call, under this phase."""
         self._account.note(self._begun, phase)
 
     def _wait_for_the_dealt(self, number: int) -> None:
-        """Wait for a frame of a holder, so that the dealer does not deal all steps in advance."""
+        """Wait for a frame of a holder, so that the dealer does not deal too far ahead."""
         player, dealer = self._begun, len(self._roles) - 1
         if self._role == dealer:
             player.channels[dealer - 1].receive_bytes(number, 0)
@@ -446,7 +451,7 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
             player.channels[dealer].send_bytes(b"", number, "online")
 
     def _kept(self) -> dict[str, Any]:
-        """Return the state that every party saves: the digest of its rows and its account."""
+        """Return the state that every party saves: its rows' digest, and the values it revealed."""
         return {"inputs": self._digest, "revealed": self._account.state()}
 
 
