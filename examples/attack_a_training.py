@@ -1,6 +1,7 @@
-"""Attack a training: one party infers labels from gradients, the other infers pictures from cuts.
+"""Attack a training: one party infers labels from gradients, another pictures from cuts.
 
-Set SOURCE to "mnist", and CODEC to "topk:k=3" or "randtopk:k=3,alpha=0.1", to see their effect.
+Set the constant SOURCE to "mnist", and CODEC to "topk:k=3" or "randtopk:k=3,alpha=0.1", to see how
+they change the attacks.
 """
 
 import torch

@@ -1,8 +1,8 @@
-"""Potential energy on an inner layer, if one owner has the bottom and the top, as in the thesis.
+"""Potential energy on an inner layer, if one owner trains both bottom and top, as in the thesis.
 
-In a federation no party can do this, because the label party has no inner layer, and the feature
-party has no labels. An owner who trains both models before handing out the bottom model can add the
-term in a training loop of its own.
+In a federation no party can add this loss term, because the label party has no inner layer, and the
+feature party has no labels. An owner who trains both models before giving the bottom model away can
+add the term in a training loop of their own.
 """
 
 import torch
@@ -20,7 +20,7 @@ train, test = slice(0, 1400), slice(1400, None)
 
 
 def few(rows_a_class=5):
-    """Return the first training rows of each class, whose labels an attacker has learned."""
+    """Return the first training rows of each class; an attacker knows their labels."""
     return torch.cat([(targets[train] == code).nonzero()[:rows_a_class, 0] for code in range(10)])
 
 

@@ -1,7 +1,7 @@
 """An accountant of your own in one file: zero-concentrated differential privacy.
 
-This file registers the accountant in this process. A package declares it in its pyproject.toml
-instead:
+This file registers the accountant in the process that runs the file. A package instead declares its
+member in the package's pyproject.toml:
 
     [project.entry-points."vfl.accountants"]
     zcdp = "outside_accountant:Concentrated"
@@ -21,10 +21,10 @@ from vfl.privacy.accountants import ACCOUNTANTS, Accountant, GaussianSteps, epsi
 
 
 class Concentrated(Accountant):
-    """Zero-concentrated differential privacy (zCDP); it gains nothing from sampling.
+    """Zero-concentrated differential privacy (zCDP); sampling does not improve its bound.
 
     Bun and Steinke 2016: a Gaussian step with noise s satisfies 1 / (2 s^2)-zCDP (proposition 1.6).
-    The zCDP parameters of several steps are added (lemma 1.7). Their sum rho gives epsilon rho + 2
+    The zCDP parameters of several steps are added (lemma 1.7). The sum rho gives epsilon = rho + 2
     sqrt(rho log(1 / delta)) (proposition 1.3).
     """
 

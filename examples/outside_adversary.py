@@ -1,7 +1,7 @@
 """An adversary from outside the package, in one file: a feature party that swaps rows.
 
-This file registers the adversary in this process. A package declares it in its pyproject.toml
-instead:
+This file registers the adversary in the process that runs the file. A package instead declares its
+member in the package's pyproject.toml:
 
     [project.entry-points."vfl.adversaries"]
     shuffling = "my_package.shuffling:Shuffling"
@@ -11,7 +11,7 @@ The package tests the adversary with `vfl.testing`:
     class TestMine(AdversaryContract):
         specs = ["shuffling", "shuffling:share=1"]
 
-`vfl grid --adversary shuffling` trains every defense of a grid against this adversary.
+`vfl grid --adversary shuffling` trains a victim against this adversary for every defense of a grid.
 """
 
 import torch
@@ -25,10 +25,10 @@ from vfl.core.seeds import generator
 
 
 class Shuffling(ActiveAdversary):
-    """Exchanges a fraction of the cuts in a training batch among each other."""
+    """Permutes a fraction of the rows of each training batch's cut."""
 
     who = "feature party"
-    spoils = True  # a grid measures how often the network then predicts wrongly
+    spoils = True  # a grid measures how often the trained network then predicts wrongly
 
     def __init__(self, share: float = 0.5) -> None:
         self.share = share
@@ -39,8 +39,8 @@ class Shuffling(ActiveAdversary):
     def cut(self, cut: Tensor, context: StepContext) -> Tensor:
         if not context.training:
             return cut
-        # The draw depends only on the step, because batches in flight are computed again after a
-        # resume.
+        # The draw depends only on the step, because a resumed training computes batches in flight
+        # again.
         draw = generator(self.key, "shuffling", context.step)
         chosen = torch.nonzero(torch.rand(len(cut), generator=draw) < self.share)[:, 0]
         sent = cut.clone()

@@ -1,6 +1,7 @@
-"""An attack from outside the package, in one file: the nearest class mean by Mahalanobis distance.
+"""An attack from outside the package, in one file: classes by the nearest mean of their cuts.
 
-This file registers the attack in this process. A package declares it in its pyproject.toml instead:
+This file registers the attack in the process that runs the file. A package instead declares its
+member in the package's pyproject.toml:
 
     [project.entry-points."vfl.attacks"]
     mahalanobis = "my_package.mahalanobis:Mahalanobis"
@@ -11,7 +12,7 @@ not:
     class TestMine(AttackContract):
         specs = ["mahalanobis", "mahalanobis:shrink=0.5"]
 
-`vfl grid` and `vfl attack` accept the attack by its spec, as they accept any other attack.
+`vfl grid` and `vfl attack` accept this attack by its spec, like any other attack.
 """
 
 import torch
@@ -21,7 +22,7 @@ from vfl.attacks import ATTACKS, Attack, Grant, View, make
 
 
 class Mahalanobis(Attack):
-    """Scores classes by the Mahalanobis distance of a cut from each class's leaked mean."""
+    """Scores a class by the Mahalanobis distance between a cut and its leaked rows' mean."""
 
     goal = "labels"
     needs = frozenset({Grant.CUTS, Grant.LEAKED, Grant.UNLABELLED})

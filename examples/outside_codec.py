@@ -1,6 +1,7 @@
 """A codec of your own in one file: half precision in both directions.
 
-This file registers the codec in this process. A package declares it in its pyproject.toml instead:
+This file registers the codec in the process that runs the file. A package instead declares its
+member in the package's pyproject.toml:
 
     [project.entry-points."vfl.codecs"]
     half = "outside_codec:HalfPrecision"
@@ -26,12 +27,12 @@ LARGEST = torch.finfo(torch.float16).max
 
 
 def half_bytes(values: Tensor) -> bytes:
-    """Encode a tensor as float16; values that are too large become float16's maximum."""
+    """Encode a tensor as float16; values above float16's maximum become this maximum."""
     return values.clamp(-LARGEST, LARGEST).half().numpy().tobytes()
 
 
 def from_half_bytes(payload: Payload, rows: int, width: int) -> Tensor:
-    """Decode a payload of `half_bytes` to a float32 tensor of axes (rows, width)."""
+    """Decode the payload of `half_bytes` to a float32 tensor, axes (rows, width)."""
     if len(payload) != 2 * rows * width:
         raise TruncatedFrameError(
             "a half-precision payload has the wrong length",
@@ -44,7 +45,7 @@ def from_half_bytes(payload: Payload, rows: int, width: int) -> Tensor:
 
 
 class HalfPrecision(Codec):
-    """Codec with two bytes for each value; it has no options and no state."""
+    """Codec with two bytes for each value of a cut or gradient; it has no options and no state."""
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
         return Encoded(half_bytes(cut), None)

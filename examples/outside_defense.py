@@ -1,7 +1,7 @@
 """A defense from outside the package, in one file: the label party rounds its gradients.
 
-This file registers the defense in this process. A package declares it in its pyproject.toml
-instead:
+This file registers the defense in the process that runs the file. A package instead declares its
+member in the package's pyproject.toml:
 
     [project.entry-points."vfl.defenses"]
     rounded_gradient = "my_package.rounded_gradient:RoundedGradient"
@@ -17,10 +17,10 @@ from vfl.defenses import DEFENSES, Defense, PrivacyStatement, Side
 
 
 class RoundedGradient(Defense):
-    """Rounds the gradient's values to a number of steps, relative to the batch's largest value."""
+    """Rounds a gradient to a number of steps, relative to the batch's largest value."""
 
     side: ClassVar[Side] = "label"
-    label_free: ClassVar[bool] = True  # the method `gradient` does not use the labels
+    label_free: ClassVar[bool] = True  # `gradient` does not use its argument with the labels
 
     def __init__(self, steps: int = 8) -> None:
         self.steps = steps

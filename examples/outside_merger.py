@@ -1,6 +1,7 @@
-"""A merger of your own in one file: attention of every party's cut to all cuts.
+"""A merger of your own in one file: attention of every party's cut to the cuts of all parties.
 
-This file registers the merger in this process. A package declares it in its pyproject.toml instead:
+This file registers the merger in the process that runs the file. A package instead declares its
+member in the package's pyproject.toml:
 
     [project.entry-points."vfl.mergers"]
     attention = "outside_merger:Attention"
@@ -29,7 +30,7 @@ class Attention(Merger):
     """Scaled dot-product attention (Vaswani et al. 2017, equation 1), with a query for each party.
 
     Args:
-        heads: number of attention heads, which divide the width of a cut.
+        heads: number of attention heads, which must divide the width of a cut.
     """
 
     def __init__(self, heads: int = 2) -> None:
@@ -37,7 +38,7 @@ class Attention(Merger):
         self._heads = heads
 
     def width(self, widths: Sequence[int]) -> int:
-        width = Sum().width(widths)  # all cuts have the same width
+        width = Sum().width(widths)  # all cuts must have the same width
         require_range("heads", self._heads, 1, width)
         return width // self._heads * self._heads * len(widths)
 

@@ -7,8 +7,8 @@
 Author: the examples of vfl
 Date: 2026-11-25
 
-The two lines above state the author and the date of this attack; the leaderboard shows them beside
-its results.
+The two lines above state the author and the date of this attack; the leaderboard prints them beside
+the attack's results.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ LEARNERS = {
 
 
 class Pipeline(Attack):
-    """Standardises cuts, computes principal components, and trains a classifier on them."""
+    """Standardises cuts, computes their principal components, and trains a classifier on them."""
 
     goal = "labels"
     needs = frozenset({Grant.CUTS, Grant.LEAKED, Grant.UNLABELLED})
@@ -52,19 +52,19 @@ class Pipeline(Attack):
         scale = make_pipeline(StandardScaler(), PCA(self.components, svd_solver="full"))
         further = scale.fit_transform(view.unlabelled.cuts.numpy())
         rows, labels = scale.transform(view.leaked.cuts.numpy()), view.leaked.labels.numpy()
-        seed = int(torch.randint(2**31, (), generator=draw))  # the same draw gives the same score
+        seed = int(torch.randint(2**31, (), generator=draw))  # fixes the score of a draw of labels
         machine = LEARNERS[self.learner](seed)
-        if self.learner in ("spreading", "self_training"):  # -1 marks a row without a label
+        if self.learner in ("spreading", "self_training"):  # -1 marks a row without a known label
             rows = np.concatenate([rows, further])
             labels = np.concatenate([labels, np.full(len(further), -1)])
         machine.fit(rows, labels)
         answer = machine.decision_function if self.learner == "svm" else machine.predict_proba
         found = answer(scale.transform(view.targets.cuts.numpy()))
-        # For two classes, a support-vector machine returns only the score of the second.
+        # With two classes, a support-vector machine returns only the score of the second class.
         if found.ndim == 1:
             found = np.stack([-found, found], axis=1)
         scores = torch.full((view.targets.rows, view.classes), -1e3)
-        # For a row to which no neighbour leads, label spreading returns NaN.
+        # For a row that no labelled row reaches through neighbours, label spreading returns NaN.
         scores[:, machine.classes_] = torch.from_numpy(np.nan_to_num(found)).float()
         return scores
 

@@ -1,7 +1,7 @@
 """A data set of your own in one file: two rings of points with noise.
 
-This file registers the data set in this process. A package declares it in its pyproject.toml
-instead:
+This file registers the data set in the process that runs the file. A package instead declares its
+member in the package's pyproject.toml:
 
     [project.entry-points."vfl.sources"]
     rings = "outside_source:Rings"
@@ -11,7 +11,7 @@ The package tests the data set with `vfl.testing`:
     class TestMine(SourceContract):
         specs = ["rings", "rings:noise=0.2"]
 
-An experiment can then use it by `source = "rings:noise=0.2"` under [data].
+An experiment can then use the data set by `source = "rings:noise=0.2"` under [data].
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ROWS = 1000
 
 
 class Rings(DataSource):
-    """Points on an inner and an outer ring: 1,000 rows of two columns.
+    """Points on an inner and an outer ring: 1,000 rows of two columns; the ring is the class.
 
     Args:
-        noise: standard deviation of the noise on each column.
+        noise: standard deviation of the noise that is added to each column.
     """
 
     def __init__(self, noise: float = 0.1) -> None:

@@ -1,4 +1,4 @@
-"""Draw the curves of docs/results/language_models.md, from the file that invert.py wrote, as SVG.
+"""Draw the curves of docs/results/language_models.md as SVG, from the results of invert.py.
 
 python examples/language/draw.py docs/results/inversion.csv docs
 """
@@ -16,14 +16,14 @@ NAMES = {"text_inversion": "optimisation", "token_search": "search", "token_netw
 
 
 def named(spec: str) -> str:
-    """Return an attack's name for a legend."""
+    """Return an attack's name for the legend of a chart."""
     name, _, options = spec.partition(":")
     form = "refined" if "candidates" in options else NAMES[name]
     return f"{form}, prior" if "prior" in options else form
 
 
 def main() -> None:
-    """Write the drawings."""
+    """Write the drawings as SVG files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("folder", type=Path)

@@ -2,8 +2,9 @@
 
     python examples/language/fine_tune.py --out fine_tuning.csv
 
-In one process, the training is a plain PyTorch loop over the same rows. Without a codec, both
-trainings must end with the same weights bit for bit; if they do not, the program stops.
+In one process, the training is an ordinary PyTorch training loop over the same rows. Without a
+codec, both trainings must end with the same weights bit for bit; otherwise the program stops with
+an error.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from vfl.training.run import load_data
 
 NAMES = ["trained", "codec", "middle_codec", "accuracy", "auc", "guess", "cut_bytes",
          "output_bytes", "cut_gradient_bytes", "output_gradient_bytes", "seconds"]  # fmt: skip
-#: Codecs to measure, for the user's cut and for the server's output.
+#: Codecs to measure, applied to the user's cut and to the server's output.
 CODECS = (
     ("none", "none"),
     ("quantise:values=8", "quantise:values=8"),
@@ -37,7 +38,7 @@ CODECS = (
 
 
 def parts_of(experiment: Experiment, words: int) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """Return front, middle and head; every call returns the same initial weights."""
+    """Return front, middle and head models; every call returns the same initial weights."""
     user, middle = experiment.parties["user"], experiment.middle
     with scoped(experiment.seed):
         return (
@@ -48,7 +49,7 @@ def parts_of(experiment: Experiment, words: int) -> tuple[nn.Module, nn.Module, 
 
 
 def centrally(session: LocalSession, inputs: Tensor, labels: Tensor, whole: nn.Module) -> None:
-    """Train the whole as one model, on the batches of a session's schedule."""
+    """Train the whole network as one model, on the batches of a split session's schedule."""
     learned = [one for one in whole.parameters() if one.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=session.terms.train.learning_rate)
     for exchange in rules.schedule(session.terms, session.label.data.split):
@@ -60,7 +61,7 @@ def centrally(session: LocalSession, inputs: Tensor, labels: Tensor, whole: nn.M
 
 
 def main() -> None:
-    """Write a line for each training when it ends; skip trainings that are already in the file."""
+    """Write one line for each finished training; skip trainings with a line in the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("fine_tuning.csv"))
     parser.add_argument("-s", "--set", action="append", default=[], help="change of a setting")

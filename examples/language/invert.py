@@ -1,13 +1,14 @@
-"""Recover text from the cuts of a split language model's user, as its owner: thesis 6.2.2.
+"""Recover text from the cuts of a split language model's user; its owner attacks (thesis 6.2.2).
 
     python examples/language/invert.py --out inversion.csv
     python examples/language/invert.py --model smollm2 --texts 5 --out inversion_smollm2.csv
 
 The program attacks the decoder of pretrain.py, or a published decoder. The texts come from reviews
 that the decoder of pretrain.py has never seen: sentences (short) and whole reviews (long). Two
-numbers accompany each accuracy. The guess is the accuracy of always answering the most frequent
-word; the task's accuracy is how often the model ranks the right next word first. A line of the
-output file is a cell, written when the cell is done; cells in the file are not computed again.
+reference values accompany each accuracy of an attack. The guess is the accuracy of always answering
+the most frequent word; the task's accuracy is the share of next words that the model ranks first.
+Each line of the output file is one cell (one attack), written when the attack ends; cells in the
+file are not computed again.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ GRANTS = frozenset({Grant.CUTS, Grant.OTHERS_BOTTOM, Grant.LEAKED_INPUTS})
 
 @dataclass(frozen=True)
 class Cell:
-    """Result of one attack on one kind of message."""
+    """Settings of one attack on one kind of message."""
 
     sweep: str
     texts: str
@@ -62,7 +63,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Found:
-    """Result of a cell."""
+    """Result of the attack of one cell."""
 
     accuracy: float
     guess: float
@@ -80,12 +81,12 @@ CODECS = ("quantise:values=4", "quantise:values=2", "quantise:values=1", "topk:k
 
 
 def noise(deviation: float) -> str:
-    """Return the noise of equation 6-4 as a spec."""
+    """Return the spec of a defense that adds the noise of equation 6-4."""
     return f"clipped_noise:norm=inf,sigma={deviation}"
 
 
 def cells() -> Iterator[Cell]:
-    """Yield the cells for all numbers of the page."""
+    """Yield the cells (attacks) for all figures of the results page."""
     for front, texts in ((f, t) for f in range(1, LAYERS + 1) for t in ("reviews", "sentences")):
         strong = (SEARCH, NETWORK) if front in (2, 4) and texts == "reviews" else ()
         for attack in (INVERSION, REFINED, *strong):
@@ -106,7 +107,7 @@ def cells() -> Iterator[Cell]:
 
 
 DEEP = (10, 20)
-#: Defenses that replace words before the front model reads them.
+#: Defenses that replace words before the front model reads the text.
 SANITISED = ("santext", "custext")
 DEEP_INVERSION = "text_inversion:steps=150"
 DEEP_REFINED = "token_search:candidates=50,steps=150"
@@ -114,7 +115,7 @@ TWO_STAGES = "two_stage_inversion:steps=60,network_steps=150,hidden=256"
 
 
 def deep_cells() -> Iterator[Cell]:
-    """Yield cells for a published model, after a third and two thirds of its blocks."""
+    """Yield cells for a published model; the cut is after a third and two thirds of its blocks."""
     for front in DEEP:
         for attack in (TWO_STAGES, DEEP_INVERSION, DEEP_REFINED):
             yield Cell("depth", "reviews", front, 16, False, "none", "none", attack)
@@ -136,12 +137,12 @@ def deep_cells() -> Iterator[Cell]:
 
 
 class Bench:
-    """The decoder to attack, and texts that it has never seen.
+    """The decoder model to attack, and texts that it was not trained on.
 
     Attributes:
-        leaked: texts that an attacker knows together with their cuts.
-        by_token: whether a codec's row, which has its own scale, is a token; if not, it is a whole
-            text.
+        leaked: texts that the attacker knows together with the texts' cuts.
+        by_token: whether a row of the codec, which has its own scale, is a token; otherwise a row
+            is a whole text.
     """
 
     leaked = 600
@@ -167,7 +168,8 @@ class Bench:
         form = SetFormat(length=1000, tokenizer=name)
         cells = read_bundled("review_polarity", form=form).cells
         rows = torch.from_numpy(cells.rows(np.arange(0)))
-        # A row counts tokens from 1 on, but this front takes the token ids themselves.
+        # A row of `Bench` numbers tokens from 1 on, but this front model needs the token ids
+        # themselves.
         made.known, made.texts = (rows[:1600] - 1).clamp(0), {"reviews": (rows[1600:] - 1).clamp(0)}
         made.by_token = True
         made.count, made.model = count, load_pretrained(existing_model(name), "body")
@@ -190,7 +192,7 @@ class Bench:
         ).eval()  # fmt: skip
         attack = attacks.make(cell.attack)
         if Grant.LEAKED_INPUTS not in attack.needs:
-            known = known[:1]  # values that the attack does not read are not computed
+            known = known[:1]  # the program does not compute values that the attack does not use
         with torch.no_grad():
             front.to(torch.float16 if cell.half else torch.float32)
             below = self.sanitised(front, cell.defense, width)
@@ -216,7 +218,7 @@ class Bench:
         )
 
     def sanitised(self, front: Front, defense: str, width: int) -> nn.Module:
-        """Return the front model; if a defense replaces words, one that reads substitutes."""
+        """Return the front model; a defense that replaces words replaces them before it."""
         if not defense.startswith(SANITISED):
             return front
         law = defenses.make(defense)
@@ -227,7 +229,7 @@ class Bench:
     def task(self, front: int, cuts: Tensor, rows: Tensor) -> tuple[float, float]:
         """Return the fraction of next words that the model ranks first, and the perplexity.
 
-        Both are NaN for texts of a single word.
+        Both values are NaN for texts of a single word.
         """
         if rows.shape[1] < 2:
             return math.nan, math.nan
@@ -240,7 +242,7 @@ class Bench:
 
 
 def copied(model: Decoder, front: int) -> tuple[nn.Embedding, list[nn.Module]]:
-    """Return the embedding and the first blocks as a copy that an attacker may change."""
+    """Return copies of the embedding and the first blocks, which an attacker may change."""
     return copy.deepcopy(model.tokens), [copy.deepcopy(one) for one in model.layers[:front]]
 
 
@@ -261,7 +263,7 @@ def numbered_sentences(reviews: Tensor, train: Tensor, test: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Run the cells that are not in the file."""
+    """Run the cells (attacks) that the output file does not contain yet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("inversion.csv"))
     parser.add_argument("--model", help="a published decoder, such as smollm2")

@@ -1,8 +1,8 @@
-"""Pretrain the decoder that the programs in this folder use; it takes a minute on one core.
+"""Pretrain the decoder model that the programs in this folder use; this takes a minute on one core.
 
-The decoder learns to predict the next word on the training rows of reviews.toml, with up to 1,000
-words of each row, and sees no other row. The weights are written to the folder in `VFL_MODELS`, or
-else to ``~/.cache/vfl/models``.
+The decoder learns to predict the next word on the training rows of reviews.toml, from up to 1,000
+words of each row, and never reads another row. The weights are written to the folder in
+`VFL_MODELS`, or else to ``~/.cache/vfl/models``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def training_rows(file: Path) -> torch.Tensor:
 
 
 def main() -> None:
-    """Train, and store the weights under the given name."""
+    """Train the decoder, and store its weights under the given name."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", default="reviews")
     parser.add_argument("--layers", type=int, default=6)

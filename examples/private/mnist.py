@@ -2,10 +2,11 @@
 
     python examples/private/mnist.py --level medium --seeds 0 1 2 --out medium.jsonl
 
-MNIST is read from the folder that VFL_DATA names. Every epoch is one line of the file --out; a run
-that was killed continues from its last epoch in the folder --state. Settings are those of the paper
-unless others are given. With --choose, the program trains on 50,000 of the training rows and uses
-the other 10,000 as "test" rows, so that settings can be chosen without test rows.
+MNIST is read from the folder in the environment variable VFL_DATA. Each epoch is one line of the
+file --out; an interrupted training continues from its last epoch in the folder --state. The
+settings are those of the paper unless options change them. With --choose, the program trains on
+50,000 of the training rows and tests on the other 10,000, so that settings can be chosen without
+test rows.
 """
 
 import argparse
@@ -27,7 +28,8 @@ from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import prove
 from vfl.privacy.projection import private_projection
 
-#: Noise of the training and noise of the projection (section 5.2) by level; "none" adds no noise.
+#: Noise multipliers of the training and of the projection (section 5.2), by level; "none" adds no
+#: noise.
 LEVELS = {"small": (2.0, 4.0), "medium": (4.0, 7.0), "large": (8.0, 16.0), "none": (0.0, 0.0)}
 DELTA = 1e-5
 
@@ -41,30 +43,30 @@ class Setting:
     hidden: int = 1000
     layers: int = 1  # hidden ones
     lot: int = 600
-    clip: float = 4.0  # of each layer
+    clip: float = 4.0  # clipping norm of each layer
     first_rate: float = 0.1
     last_rate: float = 0.052
     decay_epochs: int = 10
     by: str = "layer"
     median: bool = False
     noise: float | None = None
-    projection: str = "pca"  # or "random" or "none", which cost no privacy
+    projection: str = "pca"  # "random" or "none" are alternatives that cost no privacy
     choose: bool = False
 
     def rate(self, epoch):
-        """Return the learning rate of an epoch, which first falls linearly and is then constant."""
+        """Return an epoch's learning rate: first linearly falling, then constant."""
         left = max(0.0, 1 - epoch / self.decay_epochs)
         return self.last_rate + left * (self.first_rate - self.last_rate)
 
     @property
     def noises(self):
-        """Return the noise of the training and of the projection."""
+        """Return the noise multipliers of the training and of the projection."""
         training, projection = LEVELS[self.level]
         return training if self.noise is None else self.noise, projection
 
 
 def mnist(choose=False):
-    """Return rows of 784 pixels from 0 to 1 with labels: training rows, and 10,000 other rows."""
+    """Return rows of 784 pixels from 0 to 1 with labels: training rows, and 10,000 for tests."""
     found = read_bundled("mnist")
     rows = torch.from_numpy(found.cells.reshape(len(found.labels), -1) / np.float32(255))
     labels, last = torch.from_numpy(found.labels), 60_000 if choose else 70_000
@@ -73,7 +75,7 @@ def mnist(choose=False):
 
 
 class Training:
-    """A network in training, with its secret and its progress."""
+    """A network in training, with the secret for its noise and its progress."""
 
     def __init__(self, setting, seed, train, test):
         self.setting, self.test, self.step = setting, test, 0
@@ -131,7 +133,7 @@ class Training:
             self.step += 1
 
     def cost(self):
-        """Return the epsilon of projection and steps together, by name of the accountant."""
+        """Return the epsilon of projection and training steps together, by accountant."""
         noise, of_projection = self.setting.noises
         if not noise:
             return {}
@@ -142,12 +144,12 @@ class Training:
 
     @torch.no_grad()
     def accuracy(self, part):
-        """Return the accuracy on the first 10,000 rows of one of the two sets."""
+        """Return the accuracy on the first 10,000 training rows or on the test rows."""
         inputs, labels = (each[:10_000] for each in getattr(self, part))
         return round(float((self.model(inputs).argmax(1) == labels).float().mean()), 4)
 
     def save(self, path):
-        """Save the state, so that a later run can continue it."""
+        """Save the state of the training, so that a later run can continue it."""
         state = {name: one.numpy() for name, one in self.model.state_dict().items()}
         norms = [] if self.half is None else self.half.state()
         beside = path.with_suffix(".new.npz")
@@ -155,7 +157,7 @@ class Training:
         beside.replace(path)
 
     def load(self, path):
-        """Continue from a state that `save` has written."""
+        """Continue the training from a state that `save` has written."""
         with np.load(path, allow_pickle=False) as saved:
             self.step = int(saved["step"])
             names = self.model.state_dict()
@@ -165,7 +167,7 @@ class Training:
 
 
 def run(setting, seed, most_epsilon, most_epochs, data, out, state, until=math.inf):
-    """Train until the budget is spent by the newer accountant, or until the last epoch."""
+    """Train until the newer accountant's epsilon reaches the budget, or until the last epoch."""
     name = "_".join(str(one) for one in vars(setting).values())
     path = state / f"{name}_{seed}.npz"
     state.mkdir(parents=True, exist_ok=True)

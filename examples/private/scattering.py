@@ -1,12 +1,12 @@
-"""Train on scattering features of MNIST with differential privacy, at one party or at two.
+"""Train with differential privacy on scattering features of MNIST, at one party or at two.
 
     python examples/private/scattering.py --epsilons 8 2 .5 --seeds 0 1 2 --out goals.jsonl
 
-A scattering transform (Bruna and Mallat 2013) is fixed, so it costs no privacy; [dp] trains a
-linear model on its outputs (Tramer and Boneh 2021). With one party, the label party has all
-columns; with two parties, each has the features of its half of every picture. The learning rates
-were found with --choose, which trains on 50,000 of the training rows and tests on the other 10,000,
-never on test rows.
+A scattering transform (Bruna and Mallat 2013) has no trained weights, so it costs no privacy; [dp]
+trains a linear model on its outputs (Tramer and Boneh 2021). With one party, the label party has
+all columns; with two parties, each party has the features of one half of every picture. The
+learning rates were found with --choose, which trains on 50,000 of the training rows and tests on
+the other 10,000, but never on test rows.
 """
 
 import argparse
@@ -32,7 +32,8 @@ from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import prove
 from vfl.training.local import LocalSession
 
-#: Learning rate for each epsilon, at one party and at two; --choose found these to be the best.
+#: Learning rate for each epsilon, at one party and at two parties; --choose found these rates to be
+#: the best.
 RATES = {0.5: (100.0, 50.0), 2.0: (300.0, 100.0), 3.0: (300.0, 100.0), 8.0: (300.0, 300.0)}
 EPOCHS, LOT, ANGLES = 30, 4096, 4
 DELTA, CLIP, BOTTOM = 1e-5, 0.1, "mlp:hidden=none"
@@ -42,7 +43,7 @@ noise_of = cache(noise_for)
 
 
 def wavelets(height, width, angles):
-    """Return Morlet wavelets of two scales and several angles, as transfer functions."""
+    """Return Morlet wavelets of two scales and several angles, as frequency responses."""
     axes = (np.fft.fftfreq(size) * size for size in (height, width))
     ys, xs = np.meshgrid(*axes, indexing="ij")
 
@@ -63,7 +64,7 @@ def wavelets(height, width, angles):
 
 
 def scattering(pictures, angles=ANGLES):
-    """Return scattering orders 0, 1 and 2, averaged over blocks of 4 x 4; axes (rows, columns)."""
+    """Return scattering orders 0 to 2, averaged over 4 x 4 pixels; axes (rows, columns)."""
     rows, _, _ = pictures.shape
     whole = pad(pictures[:, None], (4, 4, 4, 4), mode="reflect")[:, 0]
     filters = wavelets(*whole.shape[1:], angles)
@@ -77,8 +78,8 @@ def scattering(pictures, angles=ANGLES):
     deeper = modulus(first, filters[1])
     parts = [whole[:, None], first, second, deeper.flatten(1, 2)]
     found = [smooth(each).unflatten(0, (rows, -1)) for each in parts]
-    # Groups of channels are normalised within a row to mean 0 and deviation 1, so no row depends on
-    # another row.
+    # Groups of channels are normalised within each row to mean 0 and standard deviation 1, so no
+    # row's features depend on another row.
     groups = [each.unflatten(1, (-1, min(angles, each.shape[1]))) for each in found]
     scaled = [
         (each - each.mean((2, 3, 4), keepdim=True)) / (each.std((2, 3, 4), keepdim=True) + 1e-4)
@@ -106,7 +107,7 @@ def features(parties, angles, folder):
 
 
 def data_of(parts, labels, split):
-    """Return the data of each party; a single party is the label party itself."""
+    """Return the data of each party; if only one party has features, it is the label party."""
     names = ["label"] if len(parts) == 1 else ["left", "right"]
     classes = Classes(tuple(map(str, range(10))))
     rows = {}
@@ -119,7 +120,7 @@ def data_of(parts, labels, split):
 
 
 def central(part, labels, split, epsilon, rate, epochs, seed, clip):
-    """Train a linear model at one party, and return its accuracy on the split's test rows."""
+    """Train a linear model at one party; return the model's accuracy on the split's test rows."""
     train = torch.from_numpy(split.train)
     q, steps = LOT / len(train), epochs * poisson_steps(len(train), LOT)
     secret = Secret.of_simulation(seed, "central")
@@ -145,7 +146,7 @@ def central(part, labels, split, epsilon, rate, epochs, seed, clip):
 
 
 def split_training(parts, labels, split, epsilon, rate, epochs, seed, clip):
-    """Train two feature parties and a label party with separate noise; return the accuracy."""
+    """Train two feature parties and a label party with separate noise; return the test accuracy."""
     experiment = Experiment.model_validate(
         {
             "seed": seed,

@@ -1,11 +1,11 @@
-"""Train on three tables: split training with epsilon 1, 3, 8 and without, and logistic regression.
+"""Train on three tables: split training with epsilon 1, 3, 8 or without; and logistic regression.
 
     python examples/private/tables.py --seeds 0 1 2 --out tables.jsonl
 
-The tables adult, credit-default and bank-marketing are read from the folder that VFL_DATA names;
-the experiments are those of examples/value. Each line of the file --out is a training, with metrics
-of the test rows: AUC, expected calibration error, and the AUC of the worst group by one column. A
-training that has a line in the file is not repeated.
+The tables adult, credit-default and bank-marketing are read from the folder in the environment
+variable VFL_DATA; the experiments are those of examples/value. Each line of the file --out is one
+training, with metrics of the test rows: AUC, expected calibration error, and the AUC of the worst
+group by one column. A training whose line the file already contains is not repeated.
 """
 
 import argparse
@@ -34,25 +34,26 @@ ADULT = (
     "age,workclass,fnlwgt,education,education_num,marital,occupation,relationship,race,sex,"
     "gain,loss,hours,country,label"
 )
-#: For each table, its file below VFL_DATA, and the column that divides the test rows into groups.
+#: For each table, its file in the folder VFL_DATA, and the column that divides the test rows into
+#: groups.
 TABLES = {
     "adult": ("adult/adult.data.gz", "race"),
     "credit_default": ("credit-default/UCI_Credit_Card.csv.gz", "EDUCATION"),
     "bank_marketing": ("bank-marketing/bank-full.csv.gz", "job"),
 }
 EPSILONS, DELTA, LOT, EPOCHS = (1.0, 3.0, 8.0), 1e-5, 1024, 20
-#: Learning rate of Adam, and clip norm of a row's gradients at all parties together. Both were
-#: chosen on validation rows of two tables with two seeds, and are the same for all tables and
+#: Learning rate of Adam, and clipping norm of the gradient of one row over all parties. Both values
+#: were chosen on validation rows of two tables with two seeds, and are the same for all tables and
 #: epsilons.
 RATE, CLIP = 2e-3, 30.0
 #: With noise, the split network is a sum of linear bottom models, because fewer weights need less
 #: noise.
 BOTTOM = "mlp:hidden=none"
-SMALLEST = 100  # least number of test rows of a reported group
+SMALLEST = 100  # smallest number of test rows in a group whose AUC is reported
 
 
 def source(name, folder):
-    """Return the file of a table; the two files of Adult are joined into one with column names."""
+    """Return the file of a table; Adult's two files are joined into one file with column names."""
     root = Path(os.environ["VFL_DATA"])
     path = root / TABLES[name][0]
     if name != "adult":
@@ -70,11 +71,11 @@ def source(name, folder):
 
 
 def clips_of(data, clip):
-    """Return each party's clip norm, in proportion to the root of its columns; they join to `clip`.
+    """Return each party's clipping norm, in proportion to the root of its number of columns.
 
-    The gradient norm of a row is in proportion to the square root of its number of columns. Equal
-    clip norms would clip most of the gradient at the party with the most columns, and nothing at
-    the others.
+    The norm of a row's gradient at a party is in proportion to the square root of the party's
+    number of columns. Equal clipping norms would clip most of the gradient at the party with the
+    most columns, and nothing at the other parties.
     """
     columns = {name: own.inputs[0].numel() for name, own in data.items()}
     whole = sum(columns.values())
@@ -82,7 +83,7 @@ def clips_of(data, clip):
 
 
 def experiment_of(name, folder, seed, dp=None, rate=None, clips=None):
-    """Return a table's experiment; with privacy, it has linear bottoms and trains all epochs."""
+    """Return a table's experiment; with privacy, its bottoms are linear and all epochs run."""
     content = tomllib.loads((Path(__file__).parents[1] / "value" / f"{name}.toml").read_text())
     content.pop("value", None)
     content["seed"] = seed
@@ -97,7 +98,7 @@ def experiment_of(name, folder, seed, dp=None, rate=None, clips=None):
 
 
 def split_outputs(experiment, data):
-    """Return the probabilities of the second class, for validation and test rows."""
+    """Return the split network's probabilities of class 2, for validation and test rows."""
     label = experiment.label.party
     session = LocalSession(experiment, data, outputs=data[label].outputs).run()
     tested = torch.cat(session.label.tested).softmax(1)[:, 1].numpy()
@@ -136,7 +137,7 @@ def logistic_outputs(experiment, data, epsilon, rate, clip, seed):
 
 
 def figures(scores, labels, groups):
-    """Return AUC, calibration error of ten equal bins, and the smallest AUC of a group."""
+    """Return AUC, calibration error over ten equal bins, and the smallest AUC of a group."""
     order = np.array_split(np.argsort(scores), 10)
     gaps = [abs(scores[part].mean() - labels[part].mean()) * len(part) for part in order]
     whole = roc_auc_score(labels, scores)

@@ -1,13 +1,13 @@
-"""Numeric simulation of section 5.4.4 and figure 5.2 (thesis, 2025).
+"""Numeric simulation of section 5.4.4 and figure 5.2 (thesis on split learning, 2025).
 
     python examples/published/correlation.py
 
 The program draws rows of 100 numbers from four distributions. It computes Y = A X with a normal
 matrix A of several widths, and permutes every row of Y separately. It measures the distance
-correlation of eq 5-9, without the square root, from unbiased distances (Szekely & Rizzo 2014). It
-also computes eq 5-19, with a and b in the positions that its proof gives them. There are 2,000 rows
-(the thesis has 10,000) and three draws of A. A width that is already in the file is not computed
-again.
+correlation of eq 5-9, without the square root, by an unbiased estimator (Szekely & Rizzo 2014). It
+also computes eq 5-19, with a and b in those positions that the proof of the equation uses. The
+simulation has 2,000 rows (the thesis has 10,000) and three random draws of A. A width whose results
+the file already contains is not computed again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIELDS = ("distribution", "width", "projected", "estimated", "permuted")
 
 
 def subspace(draw: torch.Generator) -> Tensor:
-    """Return rows near a subspace of 20 dimensions; the matrix shapes in the thesis do not fit."""
+    """Return rows near a subspace of 20 dimensions, as the thesis' matrix shapes do not match."""
     inside = torch.randn(ROWS, 20, generator=draw) @ torch.randn(20, NUMBERS, generator=draw) / 20
     return inside + 0.1 * torch.randn(ROWS, NUMBERS, generator=draw)
 
@@ -56,8 +56,8 @@ def estimate(rows: Tensor, width: int, draw: torch.Generator) -> float:
     """
     away = torch.cdist(rows.double(), rows.double())
     count, squares, sums = len(rows), away.square().sum(1), away.sum(1)
-    # Only pairs of distinct rows count; zeros from equal rows would bias a small difference of
-    # large sums.
+    # Only pairs of different rows count; the zero distances of equal rows would bias a small
+    # difference of large sums.
     s1 = squares.sum() / (count * (count - 1))
     s2 = (sums.sum() / (count * (count - 1))).square()
     s3 = (sums.square() - squares).sum() / (count * (count - 1) * (count - 2))
@@ -75,7 +75,7 @@ def estimate(rows: Tensor, width: int, draw: torch.Generator) -> float:
 
 
 def main() -> None:
-    """Append the missing results to the file."""
+    """Append the missing results to the results file."""
     use_one_thread()
     done = set()
     if OUT.exists():

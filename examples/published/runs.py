@@ -1,11 +1,12 @@
-"""Measure times, bytes and errors of chapters 5 and 6, PEA and PySyft with the papers' networks.
+"""Measure times, bytes and errors of thesis chapters 5 and 6, PEA and PySyft, on their networks.
 
     python examples/published/runs.py
 
 Each line of docs/results/published_runs.jsonl is one result, with the command that measured it. A
-command that has lines in the file is not run again, so the program continues where it stopped;
-remove its lines to repeat it. A network link of 80 Mbit/s and 40 ms needs the right to make network
-namespaces (`--network tun`), and the choice of a score as in the thesis needs ``vfl[he]``.
+command whose lines the file contains is not run again, so a later run continues; remove a command's
+lines to repeat it. A network link of 80 Mbit/s and 40 ms needs the right to make network
+namespaces (`--network tun`), and the private choice of a token's score as in the thesis needs
+``vfl[he]``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _BYTES = ("bytes_online", "bytes_offline")
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Yield the network link and the command, the cheapest command first."""
+    """Yield each network link and benchmark command, the quickest command first."""
     yield "model", f"benchmarks.mpc --workload relu-100k --wan {LINE} --network model"
     yield "loopback", "benchmarks.tensors"
     every = ",".join(WORKLOADS)
@@ -45,13 +46,14 @@ def commands() -> Iterator[tuple[str, str]]:
         terms = f"--prompts 0 --wan {line}"
         forms = "--form thesis --form fast"
         yield line, f"benchmarks.decoder --elements 1000,100000 --widths 64 {terms} {forms}"
-        # Each form is measured alone, because a layer of width 4096 takes 8 GB.
+        # Each form of the decoder is measured in a separate command, because a layer of width 4096
+        # takes 8 GB.
         for form in ("thesis", "fast"):
             yield line, f"benchmarks.decoder --elements 32 --widths 768,4096 {terms} --form {form}"
 
 
 def records(line: str, command: str, output: str) -> Iterator[dict[str, object]]:
-    """Yield the rows that a command printed as records."""
+    """Yield the result rows that a command printed, as records."""
     bench, day = command.split()[0].removeprefix("benchmarks."), datetime.now(UTC).date()
     for row in json.loads(output):
         sent = [row.get(name) for name in _BYTES]
@@ -67,7 +69,7 @@ def records(line: str, command: str, output: str) -> Iterator[dict[str, object]]
 
 
 def main() -> None:
-    """Run the commands that have no lines in the file."""
+    """Run the commands whose lines the file does not contain yet."""
     done = set()
     if OUT.exists():
         done = {json.loads(text)["command"] for text in OUT.read_text().splitlines()}

@@ -1,4 +1,4 @@
-"""Frequency of each unit of a cut among a row's top k: figure 3.8 (thesis, 2025), eq 3-21.
+"""Frequency of each unit of a cut among a row's top k values: figure 3.8 (thesis, 2025), eq 3-21.
 
     vfl compare examples/thesis/fm20.toml --seeds 0,1,2 --out runs/batch_norm \\
         -s compare.variants={} --codec topk:k=3 --codec randtopk:k=3,alpha=0.05 \\
@@ -10,8 +10,8 @@
         --codec topk:k=3 --codec randtopk:k=3,alpha=0.1
     python examples/published/usage.py runs/batch_norm runs/no_batch_norm
 
-The program writes quantiles of C_i over the units, as fractions of the test rows; one line for each
-training.
+The program writes one line for each training: quantiles of C_i over the units, as fractions of the
+test rows.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ QUANTILES = {"least": 0.0, "quarter": 0.25, "median": 0.5, "three_quarters": 0.7
 
 
 def main() -> None:
-    """Read the runs of the comparisons, and write the file."""
+    """Read the runs of the comparisons, and write the file of quantiles."""
     lines = []
     for file in (it for folder in sys.argv[1:] for it in sorted(Path(folder).rglob("codec.json"))):
         counts = json.loads(file.read_text())["parties"]["client"]["usage"]
-        # Top-k keeps k units of a row, so the fractions of all units add up to k.
+        # Top-k keeps k units in each row, so the fractions of all units add up to k.
         shares = 3 * np.array(counts) / sum(counts)
         name, _, seed = file.parent.name.rpartition("-")[0].rpartition("-seed")
         variant = next(Path(folder).name for folder in sys.argv[1:] if folder in str(file))

@@ -1,9 +1,9 @@
-"""Bytes by hidden width: figure 5.3 (thesis, 2025), with the thesis' protocol and in fast mode.
+"""Bytes by hidden width: figure 5.3 (thesis, 2025), in the thesis' protocol and in fast mode.
 
     python examples/published/widths.py
 
-The program measures one training step of a network 1000-h-1 on 64 rows, over computed network links
-of 80 Mbit/s and 40 ms.
+The program measures one training step of a network 1000-h-1 on 64 rows; times over network links of
+80 Mbit/s and 40 ms are computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the file of results."""
     use_one_thread()
     line = Wan.parse("80mbps,40ms")
     with OUT.open("w", newline="") as file:
