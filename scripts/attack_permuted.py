@@ -1,10 +1,11 @@
-"""Attack what P2 receives in real private logistic regressions and small networks.
+"""Attack the values that P2 receives in real private logistic regressions and small networks.
 
     python scripts/attack_permuted.py --epochs 30
 
-The program prints one line of JSON for each attack and mode, with the attack's score and the score
-of guessing. The rows are scikit-learn's breast cancer table. `--seed` determines rows, initial
-weights and the order of rows. Keys are new at every start, and so are permutations and dummies.
+The program prints one line of JSON for each attack and each mode, with the attack's score and the
+score of guessing. The rows come from scikit-learn's breast cancer table. `--seed` determines the
+rows, the initial weights and the order of rows. Keys are new at every start of the program, and so
+are permutations and dummies.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from vfl.mpc.rules import MODES
 
 BATCH_ROWS = 64
 LEARNING_RATE = 0.5
-ALONE = 100  # number of rows that are evaluated one by one
+ALONE = 100  # number of rows that P2 evaluates in a request of one row
 HIDDEN = 128
 Row = dict[str, Any]
 
 
 def main() -> None:
-    """Print a line for each attack."""
+    """Print a line of JSON for each attack."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def table(draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return standardised columns, and labels 0 and 1, with the rows in random order."""
+    """Return standardised columns of the table, and labels 0 and 1, with rows in random order."""
     data = read_bundled("breast_cancer")
     cells, labels = torch.tensor(data.cells.to_numpy()).double(), torch.tensor(data.labels)
     order = torch.randperm(len(labels), generator=draw)
@@ -58,7 +59,7 @@ def table(draw: torch.Generator) -> tuple[Tensor, Tensor]:
 def of_training(
     mode: str, inputs: Tensor, labels: Tensor, epochs: int, draw: torch.Generator
 ) -> Iterator[Row]:
-    """Yield results of attacks on a logistic regression, during its training and after it."""
+    """Yield results of attacks on a logistic regression, during and after its training."""
     layers = [Layer(inputs.shape[1], 1, "sigmoid")]
     signed = mode == "thesis"
     guess = round(max(float(labels.mean()), 1 - float(labels.mean())), 4)
@@ -93,7 +94,7 @@ def of_training(
 def links(
     before: list[Tensor], after: list[Tensor], old: list[Tensor], new: list[Tensor], signed: bool
 ) -> Iterator[Row]:
-    """Link the batches at the last epoch's start and end; true logits serve only scoring."""
+    """Link rows at the last epoch's start with rows at its end; true logits give the score."""
     hits = [
         permuted.matched_indices(first, start) == permuted.matched_indices(second, end)[order]
         for first, second, start, end in zip(before, after, old, new, strict=True)
@@ -113,12 +114,12 @@ def links(
 
 
 def logits(victim: permuted.Victim, inputs: Tensor) -> Tensor:
-    """Return the true logits of a regression, which only the scoring uses; axes (rows,)."""
+    """Return the true logits of a regression, axes (rows,); only the scoring uses them."""
     return permuted.plain_sums(victim.layers, victim.weights(), inputs)[0][:, 0]
 
 
 def alone(victim: permuted.Victim, inputs: Tensor, labels: Tensor, guess: float) -> Iterator[Row]:
-    """Attack rows that are evaluated alone: with dummies, twice, and without dummies."""
+    """Attack rows that are evaluated alone: with dummy values, twice, and without dummy values."""
     weights, layers = victim.weights(), victim.layers
     picked, labelled, twice, bare = [], [], [], []
     naked = Rules(victim.rules.mode, least_permuted=1)
@@ -142,7 +143,7 @@ def alone(victim: permuted.Victim, inputs: Tensor, labels: Tensor, guess: float)
 
 
 def of_known_weights(mode: str, inputs: Tensor, draw: torch.Generator) -> Iterator[Row]:
-    """Undo the permutation of a first layer, with its known weights and with guessed weights."""
+    """Undo the permutation of the first layer's values, by its true or guessed weights."""
     layers = [Layer(inputs.shape[1], HIDDEN, "relu"), Layer(HIDDEN, 1, "sigmoid")]
     weights, rounded = permuted.drawn_weights(layers, draw), permuted.on_grid(inputs)
     inside = torch.arange(len(inputs)) < BATCH_ROWS
@@ -176,12 +177,12 @@ def of_known_weights(mode: str, inputs: Tensor, draw: torch.Generator) -> Iterat
 
 
 def rules(mode: str) -> Rules:
-    """Return the rules of a mode, as users get them by default."""
+    """Return the rules of a mode of the protocol, with the defaults that users get."""
     return Rules("thesis" if mode == "thesis" else "fast")
 
 
 def mean(parts: list[Tensor]) -> float:
-    """Return the fraction of true values, rounded to four decimals."""
+    """Return the fraction of true entries, rounded to four decimals."""
     return round(float(torch.cat([each.flatten() for each in parts]).double().mean()), 4)
 
 

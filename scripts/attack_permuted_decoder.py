@@ -7,12 +7,13 @@
 
 This program draws permutations and rounds values as `vfl.llm.two_party` does;
 tests/attacks/permuted compares the result with the values that P1 really receives. The decoder is
-random, with width 32, 4,000 tokens and one block. With --model it is a real decoder, whose weights
-the attacker knows, and the text is the question. With --texts the owner has fine-tuned the decoder,
-and the attacker knows only the public weights. A table states how often the attack finds a word
-among others, and which fraction of a vector's positions it puts in order.
-With --attention the real protocol runs on the model's first block, with and without protected
-scores; the attacker of protected scores has the openings of their exponents.
+random: it has width 32, 4,000 tokens and one block. With --model the decoder is a real model whose
+weights the attacker knows, and the attacked text is the question. With --texts the owner has
+fine-tuned the decoder, and the attacker knows only the public weights from before the fine-tuning.
+A table states how often the attack infers the right word among candidates, and for which fraction
+of a vector's positions it recovers the order. With --attention the real protocol runs on the
+model's first block, with and without protected scores; the attacker of protected scores sees the
+opened values of their exponents.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ from vfl.models.pretrained import load_pretrained
 from vfl.mpc.rules import P0, P1
 
 WIDTH, WORDS, BITS, TEXTS, LENGTH = 32, 4000, 30, 5, 12
-#: Number of words among which the attacker of a real model chooses.
+#: Number of candidate words for the attacker of a real model.
 CANDIDATES = 500
-with warnings.catch_warnings(action="ignore"):  # this program attacks the insecure form
+with warnings.catch_warnings(action="ignore"):  # this program attacks an insecure variant
     FLOATS = Form("thesis", sharing="insecure_float")
 
 
@@ -72,7 +73,7 @@ def decoder(layers: int) -> Decoder:
 
 
 def texts_read(layers: int, deviation: float) -> float:
-    """Return the fraction of words inferred from noisy permuted vectors after some blocks."""
+    """Return the fraction of words inferred from noisy permuted vectors after `layers` blocks."""
     model, draw = decoder(max(layers, 1)), generator(0, "texts")
     front, right = Front(model.tokens, model.layers[:layers], LENGTH), 0
     for _ in range(TEXTS):
@@ -90,9 +91,9 @@ def question_read(folder: Path, question: str, layers: int, places: int) -> tupl
 
     Args:
         folder: folder of the model.
-        question: the text to attack.
+        question: the text that the attack infers.
         layers: number of blocks before the attacked vectors.
-        places: number of fraction bits that P1 sees.
+        places: number of fraction bits of the values that P1 sees.
     """
     model, tokenizer = load_pretrained(folder), read_tokenizer(folder)
     assert isinstance(model, Decoder), "tokens are read"
@@ -107,7 +108,7 @@ def question_read(folder: Path, question: str, layers: int, places: int) -> tupl
 
 
 def fine_tuned(model: Decoder, change: float) -> Decoder:
-    """Return the model with noise on all its blocks, relative to the deviation of each weight."""
+    """Return the model with noise on all blocks' weights, relative to their deviation."""
     owner = copy.deepcopy(model)
     with scoped(8):
         for layer in owner.layers:
@@ -118,13 +119,13 @@ def fine_tuned(model: Decoder, change: float) -> Decoder:
 
 
 def attention_scores(layer: DecoderLayer, x: Tensor, keys: Tensor, shape: DecoderShape) -> Tensor:
-    """Return the attention scores of a step with all steps so far; axes (texts, heads x steps).
+    """Return a token's attention scores to all tokens so far; axes (texts, heads x tokens).
 
     Args:
         layer: the block.
-        x: vectors of the step, axes (texts, 1, width).
-        keys: rotated keys of all steps so far, including this step, axes (texts, groups, steps,
-            head width).
+        x: vectors of the current token, axes (texts, 1, width).
+        keys: rotated keys of all tokens so far, including the current one, axes (texts, groups,
+            tokens, head width).
         shape: shape of the model.
     """
     made = layer.attention_in(layer.attention_norm(x))[..., : shape.queries]
@@ -141,10 +142,10 @@ def seen_values(
     """Return the ordered values that P1 sees for several next words; axes (words, values).
 
     Args:
-        model: the owner's model, or the public one.
-        before: the words before the next word, axes (words before,).
-        words: the possible next words, axes (words,).
-        blocks: numbers of blocks after which the values are taken.
+        model: the owner's model, or the public model.
+        before: the text before the candidate words, axes (words before,).
+        words: the candidates for the next word, axes (words,).
+        blocks: numbers of blocks; the values after each of these numbers of blocks are returned.
     """
     text, x, found = model.tokens(before)[None], model.tokens(words)[:, None], {}
     for index, layer in enumerate(model.layers):
@@ -163,11 +164,11 @@ def seen_values(
 def read_beside_public_weights(
     folder: Path, texts: int, changes: Sequence[float], blocks: Sequence[int]
 ) -> Iterator[tuple[float, str, float, float]]:
-    """Yield, for each change and kind of value, how many words and positions the attack finds.
+    """Yield, per size of change and kind of value, how many words and positions the attack infers.
 
     The attacker knows the public weights and the words before the attacked word, and chooses among
-    `CANDIDATES` words. The order of positions is found by an attacker who knows the whole text, as
-    the user does.
+    `CANDIDATES` words. The order of positions is inferred by an attacker that knows the whole text,
+    as the user does.
 
     Args:
         folder: folder of the model.
@@ -199,7 +200,7 @@ def read_beside_public_weights(
 
 
 def seen_of_attention(seen: dict[str, Tensor], scores: int) -> Tensor:
-    """Return the attention scores that P1 sees, or the openings of their exponents."""
+    """Return the attention scores that P1 sees, or the opened values of their exponents."""
     if "layers.0.attention" in seen:
         found = seen["layers.0.attention"]
         return found[found.argsort(descending=True)][:scores]  # the least are of later tokens
@@ -208,9 +209,10 @@ def seen_of_attention(seen: dict[str, Tensor], scores: int) -> Tensor:
 
 
 def words_read_from_attention(folder: Path, texts: int, form: Form) -> float:
-    """Return the share of texts whose last word is found from all scores of the first block.
+    """Return the share of texts whose last word is inferred from all scores of the first block.
 
-    The attacker knows the weights and all words but the last, which is one of `CANDIDATES`.
+    The attacker knows the weights and all words but the last one, which is one of `CANDIDATES`
+    words.
     """
     model, draw = load_pretrained(folder), generator(0, "candidates")
     assert isinstance(model, Decoder), "tokens are read"
@@ -241,9 +243,9 @@ def words_read_from_attention(folder: Path, texts: int, form: Form) -> float:
 
 
 def left_unknown_of_scores(change: float, questions: int, form: Form) -> float:
-    """Return the share of a change of query-key products that one-word questions leave unknown.
+    """Return the share of a change of query-key products that one-word questions do not determine.
 
-    The real protocol answers, on a model of as many words.
+    The answers come from the real protocol, on a model whose vocabulary has that many words.
     """
     shape = replace(decoder(1).shape, vocabulary=questions)
     with scoped(6):
@@ -261,7 +263,7 @@ def left_unknown_of_scores(change: float, questions: int, form: Form) -> float:
 
 
 def left_unknown(change: float, questions: int) -> float:
-    """Return the fraction of a fine-tuned change that one-word questions leave unknown."""
+    """Return the share of a change by fine-tuning that one-word questions do not determine."""
     base, draw = decoder(1), generator(0, "orders")
     owner = copy.deepcopy(base)
     with scoped(8):
@@ -290,9 +292,9 @@ def left_unknown(change: float, questions: int) -> float:
 
 
 def averaged(times: int) -> tuple[float, float, float]:
-    """Average float shares; return P0's error of word vectors, words it reads, P1's key error.
+    """Average float shares over `times`; return errors of P0's words and P1's key, and words read.
 
-    Errors are relative to the assumed size of a share, which is 1.
+    Errors are relative to the assumed standard deviation of a share, which is 1.
     """
     shape = DecoderShape(
         vocabulary=200, width=WIDTH, layers=1, heads=2, positions="rotary", norm="rms", bias=False
@@ -315,7 +317,7 @@ def averaged(times: int) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the tables of leakage."""
     parser = argparse.ArgumentParser(description="What permuted values of a decoder give away.")
     parser.add_argument("--model", type=Path, help="folder of a real model")
     parser.add_argument("--question", default="My doctor says that I have diabetes")
@@ -343,7 +345,7 @@ def main() -> None:
         return
     if options.model is not None:
         for layers in options.blocks:
-            # `vfl.llm.private_decoder` shows P1 more bits of the first norm.
+            # `vfl.llm.private_decoder` shows P1 more bits in the first norm than in later norms.
             bits = 11 if layers else 16
             words, right = question_read(options.model, options.question, layers, bits)
             print(f"behind {layers} blocks: {right} of {len(words)} words: {words}", flush=True)

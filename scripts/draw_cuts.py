@@ -1,8 +1,8 @@
-"""Draw the angles and maps of a grid's report on a page that a browser can photograph.
+"""Draw the angles and maps of a grid's report as a page of which a browser can take a picture.
 
     python scripts/draw_cuts.py runs/cuts cuts.html
 
-docs/results/labels.md shows one of them.
+docs/results/labels.md contains one of these pictures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGE = """{% import "macros.html" as ui %}<!doctype html><meta charset="utf-8">
 
 
 def main() -> None:
-    """Write a page with the angles of every defense, and the maps of each below them."""
+    """Write a page with the chart of angles for every defense, and below each its t-SNE maps."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="what vfl grid printed")
     parser.add_argument("page", type=Path)

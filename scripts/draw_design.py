@@ -1,11 +1,11 @@
-"""Draw the diagrams of docs/design.md from their text.
+"""Draw the diagrams of docs/design.md from their text descriptions.
 
     python scripts/draw_design.py            # docs/drawings/*.txt to *.svg beside them
     python scripts/draw_design.py --check    # exit code 1 if an image differs from its text
 
-A text has a title, a line with two lanes, and a line for each step. `LEFT | RIGHT` are steps of the
-two lanes, of which one may be empty; `--> WORDS` and `<-- WORDS` are messages from one lane to the
-other.
+A description has a title, a line with the names of two lanes, and a line for each step. In a step,
+`LEFT | RIGHT` are texts in the two lanes, of which one may be empty; `--> WORDS` and `<-- WORDS`
+are messages from one lane to the other.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ text { font: 14px system-ui, sans-serif; fill: #1c2733; }
 
 
 def draw(text: str) -> str:
-    """Return the picture that a text describes, as SVG.
+    """Return the diagram that a text description defines, as SVG.
 
     Raises:
-        ValueError: the text has no title, or does not have two lanes.
+        ValueError: the description has no title, or not exactly two lanes.
     """
     title, lanes, *steps = (line.rstrip("\n") for line in text.strip().split("\n"))
     heads = [name.strip() for name in lanes.split("|")]
@@ -64,7 +64,7 @@ def draw(text: str) -> str:
 
 
 def _row(step: str, y: int) -> tuple[list[str], int]:
-    """Return the shapes for one line of the text, and their height."""
+    """Return the shapes for one line of the description, and the height of these shapes."""
     for arrow, ends in (("-->", (0, 1)), ("<--", (1, 0))):
         if step.startswith(arrow):
             return list(_message(step.removeprefix(arrow).strip(), ends, y)), 2 * _LINE
@@ -93,7 +93,7 @@ def _box(lines: list[str], left: int, y: int, height: int) -> Iterator[str]:
 
 
 def main() -> int:
-    """Write or compare all pictures, and return the exit code."""
+    """Write all diagrams, or compare them with the stored ones; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     check, different = parser.parse_args().check, 0

@@ -1,11 +1,12 @@
-"""Train one small split network with several codecs and seeds, and print the sent bits.
+"""Train a small split network with several codecs and seeds, and print the number of sent bits.
 
     python scripts/measure_codecs.py digit_pairs --codec l1:target=6 --codec topk:k=6 --seeds 5
 
 The program prints one line of JSON for each training. The line has the accuracy, and the number of
-values above zero per row, on the test rows. For the second half of the training, it has the bits
-per row sent in each direction. If a codec gives each value its own code, the line also has the
-entropy of these codes; for the codec `rate`, it has the bits that the codec's model expects.
+cut values above zero per row, both on the test rows. For the second half of the training, the line
+has the bits per row that were sent in each direction. If a codec sends an integer code for each
+value, the line also has the entropy of these codes; for the codec `rate`, it has the number of bits
+that the codec's model expects.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ Parts = tuple[np.ndarray, np.ndarray, tuple[int, int, int]]
 
 
 def digit_pairs() -> Parts:
-    """Return pictures of two of scikit-learn's digits with noise.
+    """Return rows with noisy pictures of two of scikit-learn's digits.
 
-    No digit is in more than one of the sets for training, validation and test. The pairs of digits
-    form 100 classes.
+    No digit picture is in more than one of the sets for training, validation and test. The pairs of
+    digit values form 100 classes.
     """
     digits, draw = read_bundled("digits"), np.random.default_rng(0)
     order, inputs, labels = draw.permutation(digits.rows), [], []
@@ -54,7 +55,7 @@ def digit_pairs() -> Parts:
 
 
 def fm20() -> Parts:
-    """Return MNIST and Fashion-MNIST as 20 classes, with 14 x 14 pixels."""
+    """Return MNIST and Fashion-MNIST together as 20 classes, reduced to 14 x 14 pixels."""
     inputs, labels = [], []
     for first, name in enumerate(("mnist", "fashion_mnist")):
         found = read_bundled(name)
@@ -65,7 +66,7 @@ def fm20() -> Parts:
 
 
 def cifar() -> Parts:
-    """Return CIFAR-10 with 16 x 16 pixels."""
+    """Return CIFAR-10, reduced to 16 x 16 pixels."""
     found = read_bundled("cifar10", limit=24_000)
     cuts = [found.rows * 5 // 8, found.rows * 3 // 4]
     return _mixed([_halved(found.cells)], [found.labels], cuts)
@@ -79,7 +80,7 @@ def _halved(pictures: np.ndarray) -> np.ndarray:
 
 
 def _mixed(inputs: list[np.ndarray], labels: list[np.ndarray], cuts: list[int]) -> Parts:
-    """Divide rows into training, validation and test sets: before, between and after two cuts."""
+    """Divide rows into training, validation and test rows: at two positions (`cuts`)."""
     parts = zip(*(np.split(np.arange(len(own)), cuts) for own in inputs), strict=True)
     taken = [list(part) for part in parts]
     rows = [np.concatenate([x[i] for x, i in zip(inputs, part, strict=True)]) for part in taken]
@@ -108,7 +109,7 @@ def parties(task: str) -> dict[str, PartyData]:
 
 
 def bottom(inputs: int, codec: str, batch_norm: bool) -> nn.Module:
-    """Build a bottom with layers of 192 and 128 units; a sign code needs no ReLU at the end."""
+    """Build a bottom model with 192 and 128 units; for a sign codec it ends without ReLU."""
     norms = [nn.BatchNorm1d(192), nn.BatchNorm1d(WIDTH)] if batch_norm else [nn.Identity()] * 2
     first = [nn.Linear(inputs, 192), norms[0], nn.ReLU(), nn.Dropout(0.2)]
     last = [nn.Linear(192, WIDTH), norms[1]]
@@ -116,7 +117,7 @@ def bottom(inputs: int, codec: str, batch_norm: bool) -> nn.Module:
 
 
 class Watch(Adversary):
-    """An honest party that counts its sent bytes, in training (second half) and test."""
+    """An honest party that counts sent bytes in the training's second half and in the test."""
 
     def __init__(self) -> None:
         self.session: LocalSession | None = None
@@ -128,7 +129,7 @@ class Watch(Adversary):
         self.wire_bytes: dict[str, int] = defaultdict(int)
 
     def follow(self, session: LocalSession) -> None:
-        """Find the steps at which the second half of a session's training begins, and its test."""
+        """Find the steps at which the training's second half and the test begin in a session."""
         self.session = session
         schedule = list(rules.schedule(session.terms, session.label.data.split, 0))
         trained = [exchange.step for exchange in schedule if exchange.trains]
@@ -157,12 +158,12 @@ class Watch(Adversary):
                     self.model_bits.append(float(model.bits(torch.from_numpy(codes))))
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
-        """Count a frame."""
+        """Count the bytes of a frame."""
         if frame.kind in (Kind.CUT, Kind.GRAD) and frame.step >= self.after:
             self.wire_bytes[direction] += frame.wire_bytes
 
     def figures(self) -> Iterator[tuple[str, float]]:
-        """Yield each count with its name."""
+        """Yield each result with its name."""
         rows = self.rows["training"]
         for direction, total_bytes in self.wire_bytes.items():
             yield f"bits_{direction}", 8 * total_bytes / rows
@@ -224,7 +225,7 @@ def measure(
 
 
 def main() -> None:
-    """Read the command line, and run the trainings."""
+    """Read the command line, and run the requested trainings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--codec", action="append", required=True)

@@ -1,10 +1,10 @@
-"""Number of tokens per round of speculative decoding, with drafts taken from the text itself.
+"""Number of tokens per round of speculative decoding; drafts come from the text itself.
 
     python scripts/measure_drafts.py --model FOLDER
 
-A draft is the text that followed the latest earlier occurrence of the last three, two or one tokens
-in question and answer (prompt lookup). A round yields the drafted tokens that the model itself
-would choose, and one more token (Leviathan et al. 2023, algorithm 1, greedy).
+A draft is the text after the latest earlier occurrence of the last three, two or one tokens, in
+question and answer (prompt lookup). A round yields those drafted tokens that the model itself would
+choose, and one more token (Leviathan et al. 2023, algorithm 1, greedy decoding).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST = 3
 
 
 def draft(text: Sequence[int], length: int) -> list[int]:
-    """Return the tokens that followed the latest earlier occurrence of the text's last tokens.
+    """Return the tokens after the latest earlier occurrence of the text's last tokens.
 
     >>> draft([7, 8, 9, 1, 7, 8], 2)
     [9, 1]
@@ -46,7 +46,7 @@ def draft(text: Sequence[int], length: int) -> list[int]:
 
 
 def rounds(question: Sequence[int], answer: Sequence[int], length: int) -> int:
-    """Return the number of rounds that an answer needs.
+    """Return the number of rounds in which the model generates an answer.
 
     >>> rounds([7, 8, 9, 1], [7, 8, 9, 1], 2)
     2

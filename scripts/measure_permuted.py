@@ -1,11 +1,12 @@
-"""Distance correlation and neighbours of P2's values while a private network learns MNIST.
+"""Distance correlation and neighbours of the values that P2 sees while a private network trains.
 
     python scripts/measure_permuted.py --data FOLDER --steps 300
     python scripts/measure_permuted.py --data FOLDER --pictures neighbours.png
 
-The program repeats figures 5.4 and 5.5 of the thesis (2025): a network 784-128-10 with sigmoid, and
-128 rows in a step. It prints one line of JSON for each checkpoint. Beside the measures of the
-thesis, it reports the effect of sorting the values, because a permutation hides only their order.
+The program repeats figures 5.4 and 5.5 of the thesis (2025): a network 784-128-10 with sigmoid
+learns MNIST with 128 rows per step. It prints one line of JSON for each checkpoint. Besides the
+measures of the thesis, the program reports measures on sorted values, because a permutation hides
+only the order of values.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NEIGHBOURS = 5
 
 
 def main() -> None:
-    """Train a private network, and measure the values that P2 sees."""
+    """Train a private network, and measure the leakage of the values that P2 sees."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder that holds MNIST")
     parser.add_argument("--mode", choices=("thesis", "fast"), default="thesis")
@@ -58,18 +59,18 @@ def main() -> None:
 
 
 def digits(folder: Path, rows: int) -> tuple[Tensor, Tensor]:
-    """Return pixels between 0 and 1 as flat rows, and classes."""
+    """Return pixels between 0 and 1, axes (rows, pixels), and the classes of the digits."""
     data = read_bundled("mnist", folder, limit=rows)
     pixels = torch.tensor(data.cells[:rows]).double().flatten(1) / 255  # type: ignore[index]
     return permuted.on_grid(pixels), torch.tensor(data.labels[:rows])
 
 
 def views(victim: permuted.Victim, inputs: Tensor, alone_rows: int = ALONE) -> dict[str, Tensor]:
-    """Return some rows of the first hidden layer, raw and as P2 sees them; axes (rows, 128) each.
+    """Return some rows of the first hidden layer, true and as P2 sees them; axes (rows, 128) each.
 
-    "permuted" are the values of a batch of 128 rows; each row of the result has the values that P2
-    receives at the row's position. "alone" are the values of a row that is evaluated alone, and
-    "alone, sorted" the same values in ascending order.
+    "permuted" are the values that P2 sees for a batch of 128 rows; row i of the result has the
+    values that P2 receives in place of row i. "alone" are the values that P2 sees for a row that is
+    evaluated alone; "alone, sorted" are the same values in ascending order.
     """
     raw = permuted.plain_sums(victim.layers, victim.weights(), inputs)[0]
     batches = [victim.infer(batch)[1][0] for batch in inputs.split(BATCH_ROWS)]
@@ -82,7 +83,7 @@ def views(victim: permuted.Victim, inputs: Tensor, alone_rows: int = ALONE) -> d
 def look(
     victim: permuted.Victim, inputs: Tensor, classes: Tensor, alone_rows: int = ALONE
 ) -> dict[str, Any]:
-    """Return all measurements for one checkpoint."""
+    """Return all measurements for one checkpoint of the training."""
     outputs, _ = victim.infer(inputs)
     found: dict[str, Any] = {"accuracy": share(outputs.argmax(1) == classes)}
     for name, seen in views(victim, inputs, alone_rows).items():
@@ -95,7 +96,7 @@ def look(
 
 
 def of_one_class(victim: permuted.Victim, inputs: Tensor, classes: Tensor) -> dict[str, Any]:
-    """Measure the harder case of the thesis, in which all rows of a batch have the same class."""
+    """Measure the thesis' harder case: all rows of a batch have the same class."""
     groups = [
         (digit, group)
         for digit in range(10)
@@ -114,7 +115,7 @@ def of_one_class(victim: permuted.Victim, inputs: Tensor, classes: Tensor) -> di
 
 
 def of_known_weights(victim: permuted.Victim, inputs: Tensor) -> dict[str, Any]:
-    """Find the rows of a batch, as a P2 that knows the weights of the first layer can."""
+    """Find out which rows a batch contains, as a P2 that knows the first layer's weights can."""
     seen = victim.infer(inputs[:BATCH_ROWS])[1][0]
     sums = permuted.plain_sums(victim.layers, victim.weights(), inputs)[0]
     if victim.rules.mode == "fast":
@@ -125,7 +126,7 @@ def of_known_weights(victim: permuted.Victim, inputs: Tensor) -> dict[str, Any]:
 
 
 def draw_neighbours(victim: permuted.Victim, inputs: Tensor, classes: Tensor, path: Path) -> None:
-    """Draw a test picture for each digit, and its nearest neighbour by each party's values."""
+    """Draw a test picture of each digit, and its nearest neighbour in each kind of values."""
     from PIL import Image
 
     found = views(victim, inputs[:ALONE])
@@ -142,7 +143,7 @@ def draw_neighbours(victim: permuted.Victim, inputs: Tensor, classes: Tensor, pa
 
 
 def share(hits: Tensor) -> float:
-    """Return the fraction of correct rows, rounded to four decimals."""
+    """Return the fraction of correct entries, rounded to four decimals."""
     return round(float(hits.double().mean()), 4)
 
 

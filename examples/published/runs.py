@@ -5,7 +5,7 @@
 Each line of docs/results/published_runs.jsonl is one result, with the command that measured it. A
 command whose lines the file contains is not run again, so a later run continues; remove a command's
 lines to repeat it. A network link of 80 Mbit/s and 40 ms needs the right to make network
-namespaces (`--network tun`), and the private choice of a token's score as in the thesis needs
+namespaces (`--network tun`). The private choice of a token's score, as in the thesis, needs
 ``vfl[he]``.
 """
 
