@@ -1,15 +1,16 @@
-"""DP-SGD of a linear classifier on shared rows; no holder can omit the noise.
+"""DP-SGD of a linear classifier on shared rows; no holder can leave out the noise.
 
-The protocols are those of PEA (2022), corrected. Protocol 1 computes inverse square roots (for
-numbers in [0.5, 1), with divisions that are exact to one unit). In Protocol 2, every holder adds a
-part of the noise. Protocol 3 is a training step; it clips each row's gradient without disclosing
-which rows were clipped. Each holder has its own rows with the same columns; inputs, labels,
-gradients and the model stay secret-shared until the model is revealed. A program is a function that
-receives a `Member`; see `vfl.mpc.many.members`.
+The protocols are those of PEA (2022), with corrections. Protocol 1 computes inverse square roots
+(of numbers in [0.5, 1), by divisions that are exact to one unit). In Protocol 2, every holder adds
+a part of the noise. Protocol 3 is a training step; it clips each row's gradient without disclosing
+which rows' gradients were clipped. Each holder has its own rows with the same columns; inputs,
+labels, gradients and the model stay secret-shared until the end, when the model is revealed. A
+program is a function that receives a `Member`, the object of one party; see `vfl.mpc.many.members`.
 
-The classifier has one logistic output per class; a straight line, limited to the range from 0 to 1,
-replaces the logistic curve (Mohassel and Zhang 2017, section 5.3). The gradient of a row is
-therefore (p - y) x, with the norm |p - y| |x|. A step takes these rounds:
+The classifier has one logistic output per class; in place of the logistic curve it uses a straight
+line that is limited to the range from 0 to 1 (Mohassel and Zhang 2017, section 5.3). The gradient
+of a row x with label y and output p is therefore (p - y) x, whose norm is |p - y| |x|. A training
+step takes these rounds of messages:
 
     rounds
     8       the outputs, limited to 0 and 1: products under masks (Beaver 1991), and signs from the
@@ -22,9 +23,9 @@ therefore (p - y) x, with the norm |p - y| |x|. A step takes these rounds:
     5       sum, noise and step: each of m holders adds whole numbers from a discrete Gaussian
             (Canonne et al. 2020) with 3 / (2 m) of the requested variance
 
-A division costs a round, because dividing each share locally gives a wrong quotient for half of all
-numbers that use the ring's full range. With the dealer's help, divisions are exact to one unit
-(Escudero et al. 2020).
+A division takes a round of messages, because dividing each share locally gives a wrong quotient for
+half of all numbers that use the ring's full range. With the dealer's help, divisions are exact to
+one unit (Escudero et al. 2020).
 """
 
 from __future__ import annotations
@@ -51,54 +52,58 @@ from vfl.privacy.row_gradients import Outer
 from vfl.privacy.statement import added
 
 Form = Literal["polynomial", "permuted"]
-#: Inputs of axes (rows, columns), and labels of axes (rows,).
+#: A holder's inputs, axes (rows, columns), and labels, axes (rows,).
 Rows = tuple[Tensor, Tensor]
 
-#: Fraction bits of an inverse root; many bits are needed, because a large argument has a small
+#: Fraction bits of an inverse square root; many are needed, because a large argument has a small
 #: inverse root.
 ROOT_BITS = 30
 #: The polynomial 0.8277 x^2 - 2.046 x + 2.2182 is below 1 / sqrt(x) on [0.5, 1), by 0.01 % to 0.85
-#: %. The polynomial comes from PEA 2022, Protocol 1, but without the offset 0.0048 there. The
-#: scaled argument x' has 22 fraction bits, and its square has 44.
+#: % of the value. It is the polynomial of PEA 2022, Protocol 1, without the offset 0.0048 that the
+#: protocol adds. The argument x', scaled to [0.5, 1), has 22 fraction bits, and its square has 44.
 _NORMAL_BITS, _SQUARE, _LINEAR, _CONSTANT = 22, 0.8277, -2.046, 2.2182
 _POLYNOMIAL_BITS, _POWER_BITS = 26, 24
-#: Largest exponent of a power of two by which the result is multiplied; for arguments below 2^-22
+#: Largest exponent of the power of two by which the result is multiplied; for arguments below 2^-22
 #: the result is therefore too small.
 _MOST_POWER = 11
-#: Fraction bits of a sum of gradients when noise is added to it, and of the step size.
+#: Fraction bits of a sum of gradients when noise is added to it, and of the step size (learning
+#: rate divided by batch size).
 _SUM_BITS, _RATE_BITS = 24, 20
 _LEAST_NOISE = 4 * 2.0**-_SUM_BITS
-#: Fraction bits of squared norms.
+#: Fraction bits of the squared norms of rows and errors.
 _SQUARE_BITS = 30
-#: Largest sum of gradients, largest step and largest squared norms of rows that the ring can hold.
+#: Largest sum of gradients, largest step (learning rate times clip norm), and largest squared norm
+#: of a row that the ring can represent.
 _MOST_SUM, _MOST_STEP, _MOST_SQUARES = 2.0**20, 2.0**16, 2.0**11
 _MOST_CLIP = 2.0**9
-#: Highest position of the leading 1 bit of a number that leaves room for a product.
+#: Highest position of a number's leading 1 bit for which a product with the number still fits into
+#: the ring.
 _MOST_PLACE = 62
 
 
 def inverse_root(
     member: Member, shared: SharedTensor, form: Form = "polynomial", where: str = "norms"
 ) -> SharedTensor:
-    """Compute 1 / sqrt(x) of every element, never above the exact value; 30 fraction bits.
+    """Compute 1 / sqrt(x) of every element; the result is never above the exact value.
 
-    "polynomial": the result is at most 1 % below 1 / sqrt(x) for x from 2^-10 to 2^20, or from
-    2^-20 if x has 30 fraction bits; no value is disclosed, and the computation takes 14 rounds.
-    "permuted": the result is at most 2^-30 below 1 / sqrt(x); the computation takes two messages,
-    and the dealer sees the values of x without their order.
+    It has 30 fraction bits. "polynomial": the result is at most 1 % below 1 / sqrt(x) for x from
+    2^-10 to 2^20, or from 2^-20 if x has 30 fraction bits; no value is disclosed, and the
+    computation takes 14 rounds of messages. "permuted": the result is at most 2^-30 below 1 /
+    sqrt(x); the computation takes two messages, and the dealer sees the values of x in an unknown
+    order.
 
     Args:
         member: this party.
-        shared: shared values of at least 0; for 0 the result is 0, or one unit less.
+        shared: shared values x of at least 0; for 0 the result is 0, or one unit less.
         form: see above.
-        where: name of x in the record of the values that the dealer saw.
+        where: name of x in the record of values that the dealer saw.
     """
     require_choice("form", form, ("polynomial", "permuted"))
     if form == "permuted":
         return member.apply(shared, _below_inverse_root, where, ROOT_BITS)
     places = range(_MOST_PLACE + 1)
-    # If the leading one is at position p, then x = x' 2^(p + 1 - bits); x' is x shifted up until it
-    # fills 63 bits.
+    # If the leading 1 bit is at position p, then x = x' 2^(p + 1 - bits), where x' is x shifted up
+    # until it fills 63 bits.
     leading = member.numbers_of(member.highest_bit(member.bits_of(shared)), places)
     factors = [1 << (_MOST_PLACE - place) for place in places]
     powers = [
@@ -110,7 +115,7 @@ def inverse_root(
         SharedTensor(filled.share, _MOST_PLACE + 1), _MOST_PLACE + 1 - _NORMAL_BITS, positive=True
     )
     (normal,) = member.open(normal)
-    square = member.multiply(normal, normal)  # 44 bits; a factor of 16 bits gives 60
+    square = member.multiply(normal, normal)  # the square has 44 bits; a factor of 16 bits gives 60
     sum_bits = 2 * _NORMAL_BITS + 16
     share = square.share * math.floor(_SQUARE * 2**16)
     share = share + normal.share * math.floor(_LINEAR * 2.0 ** (sum_bits - _NORMAL_BITS))
@@ -123,7 +128,7 @@ def inverse_root(
 
 
 def _weighted(bits: SharedTensor, weights: Sequence[int]) -> SharedTensor:
-    """Return the sum of shared bits times public weights, over the first axis of the bits."""
+    """Return the sum of shared bits times public weights, over the first axis of `bits`."""
     column = torch.tensor(weights).reshape(-1, *[1] * (bits.share.dim() - 1))
     return SharedTensor((bits.share * column).sum(0), 0)
 
@@ -136,18 +141,18 @@ def _below_inverse_root(values: Tensor) -> Tensor:
 def noise_share(
     member: Member, shape: Sequence[int], deviation: float, secret: Secret, bits: int
 ) -> SharedTensor:
-    """Draw shared noise: the sum of secret parts, one of each holder (PEA 2022, Protocol 2).
+    """Draw shared noise: the sum of secret parts, one from each holder (PEA 2022, Protocol 2).
 
-    Each part is a discrete Gaussian with 3 / (2 m) of the wanted variance. The sum of all parts has
-    1.5 times the wanted variance; without the parts of a third of the holders it still has at least
-    the wanted variance. No message.
+    Each of the m holders' parts is a discrete Gaussian with 3 / (2 m) of the wanted variance. The
+    sum of all parts has 1.5 times the wanted variance; if a third of the holders leave their parts
+    out, the rest still has at least the wanted variance. No message.
 
     Args:
         member: this party.
         shape: axes of the noise tensor.
-        deviation: wanted standard deviation.
-        secret: this holder's own secret; each operation number may be used only once with this
-            secret.
+        deviation: wanted standard deviation of the noise.
+        secret: this holder's own secret; with one secret, each operation number may be used only
+            once.
         bits: fraction bits of the noise.
     """
     number = member.next_number()
@@ -161,23 +166,24 @@ def noise_share(
 
 @dataclass(frozen=True, slots=True)
 class SecureSgd:
-    """Terms of a training, which must be equal at all parties.
+    """Terms of a training on shares, which must be equal at all parties.
 
     Attributes:
-        rows: number of rows of each holder; if all holders have the same rows, only the first
-            number is not 0.
-        columns: number of columns of every row.
-        classes: labels are 0 to classes - 1.
-        steps: number of steps.
+        rows: number of rows of each holder; if all holders have the same rows, all numbers but the
+            first are 0.
+        columns: number of input columns of every row.
+        classes: number of classes; labels are 0 to classes - 1.
+        steps: number of training steps.
         batch_size: mean number of rows of a batch; each row is sampled independently (Poisson).
-        learning_rate: factor by which the mean gradient is multiplied.
-        clip: bound of the norm of a row's gradient.
+        learning_rate: factor by which the mean gradient is multiplied in a step.
+        clip: clip norm of a row's gradient.
         noise: standard deviation of the noise divided by `clip`; even if a third of the holders
-            leave their parts out, the noise is not smaller.
-        longest: bound of a row's norm; the row's owner scales a longer row down.
+            leave out their parts, the noise is not smaller.
+        longest: largest norm of a row; the row's owner scales a longer row down to it.
         form: see `inverse_root`.
-        seed: seed of the batches; None draws the batches from a secret key of the parties
-            (`agreed_key`). A number makes the batches public, which `statement` takes into account.
+        seed: public seed of the batches; None draws the batches from a secret key of the parties
+            (`agreed_key`). With a public seed, the batches are public, which `statement` takes into
+            account.
     """
 
     rows: tuple[int, ...]

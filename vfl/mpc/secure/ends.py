@@ -472,7 +472,7 @@ def receive_verdict(link: Link) -> bytes:
 
 
 def report_to_label_party(link: Link, report: Frame) -> list[Frame]:
-    """Send a party's last message, and receive the label party's last message."""
+    """Send this party's last message to the label party, and receive the label party's last one."""
     link.send(report)
     return [expect(link, Kind.DONE, 0, _LABEL_PARTY)]
 
@@ -486,10 +486,12 @@ def collect_reports(links: Mapping[str, Link], terms: Terms, report: Frame) -> l
 
 
 def require_same_rows(party: str, digest: str, trained: str) -> None:
-    """Refuse to continue with other rows than the checkpoint's, comparing digests of the inputs.
+    """Refuse to continue a training with other rows than the checkpoint's.
+
+    The digests of the inputs are compared.
 
     Raises:
-        RunFolderError: the digests differ.
+        RunFolderError: the digest of the rows differs from that of the checkpoint.
     """
     if digest != trained:
         raise RunFolderError(
@@ -501,7 +503,7 @@ def require_same_rows(party: str, digest: str, trained: str) -> None:
 
 
 class Framed:
-    """One party's view of a stream with the frames of a mode; see `NetworkMode.on_stream`."""
+    """A party's view of a stream with the frames of a mode; see `NetworkMode.on_stream`."""
 
     def __init__(self, stream: Link, mode: NetworkMode, other: int) -> None:
         self._stream, self._mode, self._other = stream, mode, other
@@ -516,19 +518,19 @@ class Framed:
         return self._mode.off_stream(frame, self._other)
 
     def close(self) -> None:
-        """Leave the stream open: the code that opened it closes it."""
+        """Leave the stream open, because the code that opened it closes it."""
 
 
 def _last_other(names: Sequence[str], name: str) -> int:
-    """Return the number of the last party besides `name`; see `vfl.session.relay`."""
+    """Return the number of the last party other than `name`; see `vfl.session.relay`."""
     return max(1 + at for at, each in enumerate(names) if each != name)
 
 
 def _described(link: Link, most: int, sender: str) -> bytes:
-    """Receive the description that a party sends.
+    """Receive the description of its rows that a party sends.
 
     Raises:
-        ProtocolError: the party sends another message, or a description that is too long.
+        ProtocolError: the party sends another kind of message, or a description that is too long.
     """
     payload = expect(link, Kind.PROTOCOL, _DESCRIPTION, sender).payload
     if len(payload) > most:
@@ -541,7 +543,7 @@ def _described(link: Link, most: int, sender: str) -> bytes:
 
 
 def read_description(kind: type[Any], raw: bytes, sender: str) -> Any:
-    """Parse a description into an object of its model.
+    """Parse a description into an object of the model class `kind`.
 
     Raises:
         ProtocolError: the description does not have the expected fields.
@@ -556,11 +558,11 @@ def read_description(kind: type[Any], raw: bytes, sender: str) -> Any:
 
 
 class Account:
-    """Values that one party of a shared network learned, by phase, and the bytes that it sent.
+    """Values that one party of a shared network has learned, by phase, and the bytes that it sent.
 
     Args:
         party: name of the party.
-        roles: role of every party, by name.
+        roles: role number of every party, by the party's name.
     """
 
     def __init__(self, party: str, roles: Sequence[str]) -> None:
@@ -570,7 +572,7 @@ class Account:
         self._revealed: dict[tuple[str, str], Revealed] = {}
 
     def note(self, peer: Peer, phase: str) -> None:
-        """Record, under this phase, the values that the party has learned since the last call."""
+        """Record the values that the party has learned since the last call, under this phase."""
         found = self._counted(peer)
         for (what, where), elements in (found - self._seen).items():
             said = f"{what}, {where}"
@@ -582,11 +584,11 @@ class Account:
         self._seen = found
 
     def revealed(self) -> list[Revealed]:
-        """Return all learned values."""
+        """Return all values that the party has learned, by phase."""
         return list(self._revealed.values())
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the state for `restore`."""
+        """Return the state from which `restore` continues."""
         return [asdict(one) for one in self._revealed.values()]
 
     def restore(self, state: Sequence[Mapping[str, Any]], peer: Peer) -> None:

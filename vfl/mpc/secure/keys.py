@@ -1,25 +1,28 @@
-"""Keys for every pair of feature parties; the relaying label party cannot learn them.
+"""Keys for every pair of feature parties, which the relaying label party cannot learn.
 
-Each party offers an X25519 key (RFC 7748) made for this attempt alone, signed with its identity
-key. The signature covers all facts on which both parties of a pair must agree: session, attempt,
-digest of the terms, all parties in order, and the party that makes the offer. An offer of another
-session, other settings, another party or another role therefore fails verification. The signature
-also covers the counter of the party's store (`vfl.session.store.witness`), which each other party
-compares. The key of a pair is derived by HKDF (RFC 5869) from the shared secret, bound to the same
-facts and both parties' offers. The label party relays the offers. Without a private key it learns
-nothing from them, and without an identity key it cannot replace them with its own.
+Each party offers an X25519 key (RFC 7748) that it made for this attempt alone, signed with its
+identity key. The signature covers all facts on which both parties of a pair must agree: session,
+attempt, digest of the terms, all parties in order, and the party that makes the offer. The
+signature of an offer of another session, other settings, another party or another role therefore
+fails verification. The signature also covers the counter of the party's store
+(`vfl.session.store.witness`); every other party compares this counter with the last one that it has
+seen. The key of a pair is derived by HKDF (RFC 5869) from the pair's shared secret, and is bound to
+the same facts and to both parties' offers. The label party relays the offers of keys. Without a
+private key, it learns nothing from the offers, and without an identity key, it cannot replace them
+with its own.
 
-Wire format: there are feature parties p_1 .. p_n in merge order, and the label party relays.
-Lengths are in bytes.
+Wire format: there are feature parties p_1 .. p_n in merge order, and the label party relays. All
+lengths in this description are in bytes.
 
 1. ``context`` is the SHA-256 of the JSON array ``[session, attempt, terms, [p_1, .., p_n]]``
    without spaces.
 2. p_i sends a PROTOCOL frame: its X25519 public key X_i (32), the counter C_i of its store (8,
    big-endian), and an Ed25519 signature (64). The signed text is: "vfl masked sum offer 2" |
    context | length of the party's name (1) | name | X_i | C_i.
-3. The relay sends all offers to all parties, in order. Each party checks the signatures with pinned
-   keys, that its own offer came back unchanged, and that every other party's counter has increased.
-4. For i < j, key_ij is 32 bytes of HKDF-SHA256 without salt, with the input X25519(x_i, X_j). The
+3. The label party, which relays, sends all offers to all parties, in order of the parties. Each
+party checks the signatures with pinned keys, checks that its own offer came back unchanged, and
+checks that every other party's counter has increased. 4. For i < j, key_ij is 32 bytes of
+HKDF-SHA256 without salt, with the input X25519(x_i, X_j). The
    info of HKDF is: "vfl masked sum pair 1" | context | length of p_i | p_i | X_i | length of p_j |
    p_j | X_j.
 
@@ -32,11 +35,12 @@ times ``a``, parties bank and shop.
     key of the pair       7deaf7d298f8ae132fc4f873ca93c192e144e9299a164737d3643fd478087769
     words of ("cut", 7)   cdd91394 6c3e3d9b e83c82fb 2fb527db
 
-Two parties seal messages for each other by AES-256-GCM. The key is HKDF-SHA256 of the pair's key
-without salt, with the info "vfl relayed message 1" | length of the sender's name (1) | sender |
-length | receiver. The nonce has 12 bytes, big-endian: the number of messages sealed in this
-direction so far. The first message "words" about "inputs 7" from bank to shop, under the key above,
-is c867c30d6f5ac5e18d3b3c702ff76033a39b5c702c.
+Two parties seal (encrypt and authenticate) messages for each other by AES-256-GCM. The key for a
+direction is HKDF-SHA256 of the pair's key without salt, with this info: "vfl relayed message 1" |
+length of the sender's name (1) | sender | length of the receiver's name (1) | receiver. The nonce
+is the number of messages sealed in this direction so far, as 12 bytes, big-endian. The first
+message "words" about "inputs 7" from bank to shop, under the key above, is
+c867c30d6f5ac5e18d3b3c702ff76033a39b5c702c.
 """
 
 from __future__ import annotations
@@ -68,13 +72,13 @@ _OFFER, _PAIR = b"vfl masked sum offer 2", b"vfl masked sum pair 1"
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Facts about one attempt to which its keys are bound; the keys are valid for nothing else.
+    """Facts about one attempt to which its keys are bound; no other attempt accepts them.
 
     Attributes:
         session: name of the session.
-        attempt: number of restarts of the session.
+        attempt: number of earlier attempts at the session.
         terms: digest of the agreed settings.
-        parties: all feature parties in merge order, then the third party, if a third party deals.
+        parties: all feature parties in merge order; if a third party deals, it comes last.
     """
 
     session: str
@@ -83,21 +87,21 @@ class Binding:
     parties: tuple[str, ...]
 
     def digest(self) -> bytes:
-        """Return the SHA-256 digest of all fields, as JSON without spaces."""
+        """Return the SHA-256 digest of all fields, written as JSON without spaces."""
         facts = [self.session, self.attempt, self.terms, list(self.parties)]
         return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).digest()
 
 
 class Agreement:
-    """One party's part of the key agreement in one attempt.
+    """One party's part of the key agreement in one attempt at a session.
 
     Args:
         party: name of the party.
         identity: the party's own identity key.
         pins: the other parties' public identity keys.
-        binding: purpose to which the keys are bound.
+        binding: facts about the session's attempt to which the keys are bound.
         count: counter of the party's store; see `vfl.session.store.witness`.
-        admit: function that receives each other party's signed counter; it raises an error if that
+        admit: function that receives each other party's signed counter, and raises an error if the
             counter has not increased.
     """
 
@@ -118,17 +122,18 @@ class Agreement:
         self.offer = own.offer(identity, _signed(binding, party), count)
 
     def keys(self, offers: Payload) -> dict[str, bytes]:
-        """Return the key of each pair that includes this party, by the other party's name.
+        """Return the key of each pair that includes this party, by the name of the other party.
 
         The method may be called only once.
 
         Args:
-            offers: offers of all parties in their order, as the relay distributes them.
+            offers: offers of all parties in the order of the parties, as the relay distributes
+                them.
 
         Raises:
             TruncatedFrameError: the offers have too few or too many bytes.
             AuthenticationError: a party did not sign its key offer for this attempt.
-            RolledBackError: the store of another party was restored from a copy.
+            RolledBackError: the store of another party was restored from an old copy.
             ProtocolError: the method was already called.
         """
         own, self._own = self._own, None
@@ -163,7 +168,7 @@ def pair_key(shared: bytes, binding: Binding, offered: Mapping[str, bytes]) -> b
 
     Args:
         shared: shared secret of X25519.
-        binding: purpose to which the key is bound.
+        binding: facts about the session's attempt to which the key is bound.
         offered: both parties' X25519 keys, in the order of the parties.
     """
     info = [_PAIR, binding.digest()]
@@ -191,11 +196,11 @@ _RELAYED = b"vfl relayed message 1"
 
 
 def pair_seals(party: str, keys: Mapping[str, bytes]) -> SealedPairs[Payload, bytes]:
-    """Make the seals between one party and the other parties in one attempt.
+    """Make the seals (encryption) between one party and each other party in one attempt.
 
     Args:
         party: name of this party.
-        keys: 32-byte key of each pair that includes the party; see `Agreement`.
+        keys: 32-byte key of each pair that includes this party; see `Agreement`.
 
     >>> there = pair_seals("bank", {"shop": bytes(32)})
     >>> here = pair_seals("shop", {"bank": bytes(32)})

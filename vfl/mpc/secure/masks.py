@@ -1,15 +1,16 @@
-"""Cuts as elements of a ring of 2^b numbers: masks hide each cut, and the sum of all cuts is exact.
+"""Cut-layer activations as elements of a ring: masks hide each party's, and their sum is exact.
 
-A value is rounded to a multiple of 2^-fraction and taken modulo 2^bits (two's complement). A mask
-that is uniform in the ring makes the masked value uniform, too. Masks that sum to zero preserve the
-sum of the values modulo 2^bits, which is the true sum if the true sum fits the ring. Each party's
-values must therefore stay within the party's part of the ring; this is checked before encoding.
+A real value is rounded to a multiple of 2^-fraction, and the integer is taken modulo 2^bits (two's
+complement). A mask that is uniform in the ring makes the masked value uniform too. Masks that add
+up to zero preserve the sum of the values modulo 2^bits; this is the true sum if the true sum fits
+into the ring. Each party's values must therefore stay within the party's part of the ring's range;
+the program checks this before it encodes them.
 
-The masks are pairwise: every pair of parties shares a pad stream; one party adds the pads and the
-other party subtracts them. In an agreed order of parties, party i adds the pads of its pairs with
-later parties and subtracts the pads of its pairs with earlier parties; the sum over all parties is
-zero. Source: Bonawitz et al. 2017, section 4, without its recovery of lost parties: here, in
-contrast, a lost party stops the exchange.
+The masks are pairwise: every pair of parties shares a key stream of pads; one party of the pair
+adds a pad, and the other party subtracts the same pad. In an agreed order of the parties, party i
+adds the pads of its pairs with later parties and subtracts the pads of its pairs with earlier
+parties; the sum of these masks over all parties is zero. Source: Bonawitz et al. 2017, section 4,
+without the recovery of lost parties: here a lost party stops the training step.
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ from vfl.core.frame import Payload
 from vfl.mpc.ring import decode_sum, encode_onto
 from vfl.mpc.stream import PadStream
 
-#: Data type of a ring element by its number of bits, and the signed type of the same size.
+#: Data type of a ring element, by the number of bits; and the signed type of the same size.
 _TYPES: dict[int, tuple[np.dtype[Any], np.dtype[Any]]] = {
     8: (np.dtype("u1"), np.dtype("i1")),
     16: (np.dtype("<u2"), np.dtype("<i2")),
     32: (np.dtype("<u4"), np.dtype("<i4")),
     64: (np.dtype("<u8"), np.dtype("<i8")),
 }
-#: Default number of fraction bits, by the number of bits; elements of 64 bits come from products of
+#: Default number of fraction bits, by the number of bits; elements of 64 bits are products of
 #: shares.
 _FRACTIONS = {8: 3, 16: 8, 32: 16}
-#: Size of an element of a pad, in bytes.
+#: Size of a pad's element, in bytes.
 _PAD_BYTES = 4
-#: Function that returns elements that mask a cut; the caller may change them.
+#: Function that returns the elements by which a party masks its cut-layer activations; the caller
+#: may change them.
 Mask = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Integers modulo 2^bits in which values are summed, with `fraction` bits after the point.
+    """Integers modulo 2^bits in which parties add values; `fraction` bits follow the binary point.
 
     >>> Ring.of(32, None, parties=2).reach
     16383.9999847412...
@@ -61,7 +63,7 @@ class Ring:
         """Make a ring of 8, 16 or 32 bits; without `fraction`, a default is used.
 
         Raises:
-            BadOptionError: the number of bits is not supported, or the fraction bits leave no room
+            BadOptionError: the number of bits is not supported, or the fraction bits leave no bits
                 for values of 1.
         """
         if bits not in _FRACTIONS:
@@ -82,17 +84,17 @@ class Ring:
 
     @property
     def most(self) -> int:
-        """Largest magnitude of each party's integers for which their sum surely fits the ring."""
+        """Largest magnitude of each party's integers whose sum surely fits into the ring."""
         return int((1 << (self.bits - 1)) - 1) // self.parties
 
     @property
     def reach(self) -> float:
-        """Largest magnitude of one party's real values."""
+        """Largest magnitude of one party's real values for which this holds."""
         return self.most * 2.0**-self.fraction
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Data type of an element."""
+        """Data type of a ring element."""
         return _TYPES[self.bits][0]
 
     @property
@@ -100,12 +102,14 @@ class Ring:
         return _TYPES[self.bits][1]
 
     def encode(self, cut: Tensor, party: str, step: int, mask: Mask | None = None) -> np.ndarray:
-        """Encode a cut of axes (rows, width) as masked elements in row order; axes (rows * width,).
+        """Encode cut-layer activations, axes (rows, width), as masked ring elements.
+
+        The elements are in row order, axes (rows * width,).
 
         Args:
-            cut: values of the cut, float32.
+            cut: cut-layer activations, float32.
             party: name of the party, for the error message.
-            step: number of the exchange, for the error message.
+            step: number of the training step, for the error message.
             mask: function that returns the mask; None means no mask.
 
         Raises:
@@ -119,10 +123,10 @@ class Ring:
         return elements
 
     def check(self, payload: Payload, rows: int, width: int) -> None:
-        """Refuse a payload that cannot be the elements of a cut of these axes.
+        """Refuse a payload that cannot contain the elements of a cut layer with these axes.
 
         Raises:
-            TruncatedFrameError: the payload is not exactly rows x width elements long.
+            TruncatedFrameError: the payload is not as long as rows x width elements are.
         """
         wanted = rows * width * self.dtype.itemsize
         if len(payload) != wanted:
@@ -133,12 +137,12 @@ class Ring:
             )
 
     def decode(self, payloads: Sequence[Payload], rows: int, width: int) -> Tensor:
-        """Decode the sum of masked elements; float32 of axes (rows, width).
+        """Decode the sum of all parties' masked elements; float32 of axes (rows, width).
 
         Args:
-            payloads: payloads of all parties; the masks in them sum to zero.
-            rows: rows of the cuts.
-            width: width of the cuts.
+            payloads: payloads of all parties; the masks in them add up to zero.
+            rows: number of rows of the cut-layer activations.
+            width: width of the cut layer.
 
         Raises:
             TruncatedFrameError: see `check`.
@@ -168,12 +172,12 @@ class Ring:
 
 
 class PairwiseMasks:
-    """One party's masks of one attempt; the object returns each mask only once.
+    """One party's masks in one attempt at a session; the object returns each mask only once.
 
     Args:
         party: name of the party.
-        order: all parties, in the agreed order.
-        keys: key of the pair with each other party; see `vfl.mpc.secure.keys`.
+        order: all parties, in the order on which they agreed.
+        keys: key of this party's pair with each other party; see `vfl.mpc.secure.keys`.
 
     >>> order, key = ["bank", "shop"], bytes(32)
     >>> bank = PairwiseMasks("bank", order, {"shop": key})
@@ -192,16 +196,18 @@ class PairwiseMasks:
         ]
 
     def elements(self, count: int, dtype: np.dtype[Any], purpose: str, step: int) -> np.ndarray:
-        """Return this party's mask of ring elements; axes (count,); the caller may change it.
+        """Return this party's mask of ring elements, axes (count,).
+
+        The caller may change the mask's memory.
 
         Args:
-            count: number of elements.
-            dtype: unsigned type of an element, so that sums wrap around.
-            purpose: purpose of the mask; the mask is derived from it and the step.
-            step: number of the exchange.
+            count: number of elements of the mask.
+            dtype: unsigned type of an element, so that sums wrap around as in the ring.
+            purpose: purpose of the mask, from which it is derived together with the step.
+            step: number of the training step or query.
 
         Raises:
-            ReusedPadError: this mask, or the mask of a later step, was returned before.
+            ReusedPadError: this mask, or the mask of a later step, was already returned.
         """
         drawn = -(-count * dtype.itemsize // _PAD_BYTES)
         mask: np.ndarray | None = None

@@ -1,15 +1,16 @@
 """``secure = "pea"``: DP-SGD of a linear classifier on shared rows, with every holder's noise.
 
-A session mode for the corrected protocols of PEA (2022); `vfl.mpc.secure_dpsgd` has the protocols.
-Two to eight parties hold shares: all parties of [parties], and the label party. A third party
-without data is the dealer. Only the label party has streams to other parties; it relays sealed
-messages between them.
+A session mode for the protocols of PEA (2022), with corrections; `vfl.mpc.secure_dpsgd` implements
+the protocols. Two to eight parties hold shares: all parties of [parties], and the label party. A
+third party without data is the dealer. Only the label party has streams to the other parties; it
+relays their sealed messages to each other.
 
     divided = "rows":     each holder has all columns and the labels of its own rows
     divided = "columns":  the holders have different columns of the same rows; one has the labels
 
-The protocol discloses only the final model, once, to the holders; after an interrupted attempt,
-each party has only shares. Each attempt draws new keys for masks, and new noise.
+The protocol discloses only the final model, once, to the holders; if an attempt is interrupted,
+each party has only shares of the model. Each attempt at the session draws new keys for masks, and
+new noise.
 """
 
 from __future__ import annotations
@@ -81,32 +82,33 @@ from vfl.session.terms import Terms
 
 Divided = Literal["rows", "columns"]
 Start = Literal["zero", "average", "best"]
-#: Number of parts into which a training divides its privacy budget, by its `start`.
+#: Number of parts into which a training divides its privacy budget; the key is the option `start`.
 _PARTS: Mapping[Start, int] = {"zero": 1, "average": 2, "best": 3}
 
 _MOST_CLASSES = 1024
-#: Largest `longest` for any number of classes; `SecureSgd` checks the limit for a session's
-#: classes.
+#: Largest value of the option `longest` that fits for any number of classes; `SecureSgd` checks the
+#: exact limit for a session's number of classes.
 _MOST_LENGTH = 32.0
-#: Ring elements in the largest frame, for each number in a batch; products of bits need this many.
+#: Number of ring elements in the largest frame for each number in a batch; products of bits need
+#: this many.
 _BATCH_WORDS = 192
 #: Number of ring elements that a holder stores at once: for each input, and for each number in a
 #: batch.
 _ROW_COPIES, _BATCH_COPIES = 6, 1024
 
-#: Name of the weights in a party's saved state.
+#: Name of the weights in the state that a party saves.
 _MODEL = "weight"
 
 _Label = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class OwnFacts(Settings):
-    """One holder's description of its rows.
+    """The description of its training rows that one holder announces.
 
     Attributes:
         rows: number of training rows.
-        columns: number of columns.
-        names: digest of the column names; empty if each holder has other columns.
+        columns: number of columns of these rows.
+        names: digest of the column names; empty if the holders have different columns.
     """
 
     rows: int = Field(ge=0, lt=2**32)
@@ -115,12 +117,13 @@ class OwnFacts(Settings):
 
 
 class Facts(Settings):
-    """Facts that all parties need besides the terms of the session.
+    """Facts about a session's rows that all parties need besides the terms of the session.
 
     Attributes:
-        holders: each holder's description of its rows, by role.
-        classes: the classes, in the order of the label codes that stand for them.
-        asked: number of rows that the label party predicts.
+        holders: each holder's description of its rows, in the order of the role numbers.
+        classes: names of the classes, in the order of the numbers (label codes) that stand for
+            them.
+        asked: number of rows that the label party wants to predict.
     """
 
     holders: tuple[OwnFacts, ...] = Field(min_length=2, max_length=MOST_HOLDERS)
@@ -130,12 +133,12 @@ class Facts(Settings):
 
 @dataclass(frozen=True, slots=True)
 class PeaLayers(NetworkSizes):
-    """Sizes of a session, which bound the size of a frame and the memory.
+    """Sizes of a session's model and batches, which bound the size of a frame and the memory.
 
     Attributes:
         training_rows: number of training rows of all parties together.
-        columns, classes: sizes of the model.
-        batch_rows: largest number of rows of a step.
+        columns, classes: number of inputs and of outputs of the model.
+        batch_rows: largest number of rows in a training step.
     """
 
     training_rows: int
@@ -145,11 +148,11 @@ class PeaLayers(NetworkSizes):
 
     @property
     def parameters(self) -> int:
-        """Number of weights of the model."""
+        """Number of weights of the model, biases included."""
         return (self.columns + 1) * self.classes
 
     def memory_bytes(self, rows: int) -> int:
-        """Return the approximate memory that a holder uses at once."""
+        """Return the approximate number of bytes of memory that a holder uses at once."""
         held = _ROW_COPIES * self.training_rows * (self.columns + self.classes + 1)
         batch = self.batch_rows * (_BATCH_COPIES * self.classes + 4 * self.columns)
         return ELEMENT_BYTES * (held + batch)
@@ -159,38 +162,41 @@ class PeaLayers(NetworkSizes):
 
     @property
     def frame_bytes(self) -> int:
-        """Size of the largest message."""
+        """Size of the largest message, in bytes."""
         inputs = self.training_rows * (self.columns + 1)
         batch = self.batch_rows * max(_BATCH_WORDS * self.classes, self.columns + 1)
         return ELEMENT_BYTES * max(inputs, batch, 4 * self.parameters, 1024)
 
 
 class Pea(NetworkMode):
-    """Trains a linear classifier by DP-SGD on shared rows; every holder adds noise.
+    """Trains a linear classifier by DP-SGD on shared rows, to which every holder adds noise.
 
     Args:
-        dealer: name of the dealer, a party without data whose own file has ``role = "dealer"``.
-        divided: "rows" if each party in [parties] and the label party have their own rows with all
+        dealer: name of the dealer, a party without data whose own file contains ``role =
+            "dealer"``.
+        divided: "rows" if each party in [parties] and the label party have their own rows, with all
             columns and labels (each party's own file names the `label` column); "columns" if they
-            have different columns of the same rows, and the label party has the labels.
-        form: method that computes inverse square roots of norms, "polynomial" or "permuted". With
-            "permuted", the dealer inverts the norms exactly, in two messages instead of fourteen
-            rounds, but learns the norms of a batch, without knowing which row each norm belongs to.
-        longest: bound of a row's norm after the columns are standardised; the row's owner scales a
-            longer row down.
-        start: "zero", "average" or "best". For "average", each holder first trains its own model by
-            DP-SGD, for as many epochs as the joint training, with half of epsilon and delta
-            (Protocol 4). Training starts from the mean of these models, none of which is disclosed.
-            For "best", a noisy score on one batch selects one of these models or their mean,
-            without disclosing which. Models, score and training then use a third of epsilon and
-            delta each.
+            have different columns of the same rows, and only the label party has the labels.
+        form: method by which inverse square roots of gradient norms are computed, "polynomial" or
+            "permuted". With "permuted", the dealer inverts the norms exactly, in two messages
+            instead of fourteen rounds; it then learns the norms of a batch, but not which row each
+            norm belongs to.
+        longest: largest norm of a row after its columns are standardised; the row's owner scales a
+            longer row down to it.
+        start: model from which the training starts: "zero", "average" or "best". For "average",
+            each holder first trains a model of its own by DP-SGD, for as many epochs as the joint
+            training, with half of epsilon and delta (Protocol 4). The joint training then starts
+            from the mean of these models; none of them is disclosed. For "best", a noisy score on
+            one batch selects one of these models or their mean; the selection is not disclosed.
+            With "best", the models, the score and the joint training each use a third of epsilon
+            and delta.
 
     >>> Pea(dealer="notary").third_party("bank"), Pea().divides_rows
     ('notary', True)
     """
 
     reveals_model: ClassVar[bool] = True
-    #: Largest number of frames in one step: those of the dealer, and those of any other party.
+    #: Largest number of frames in one training step: from the dealer, and from any other party.
     window: ClassVar[int] = 128
     waiting: ClassVar[int] = 128
     announced_bytes: ClassVar[int] = 1 << 9
@@ -220,7 +226,7 @@ class Pea(NetworkMode):
         return self._dealer
 
     def holders(self, agreed: Agreed) -> list[str]:
-        """Return the holders of shares in the order of their roles; the dealer follows."""
+        """Return the share holders in the order of their roles; the dealer is not included."""
         return list(dict.fromkeys([*agreed.parties, agreed.label_party]))
 
     def refuse(self, agreed: Agreed) -> None:
@@ -267,9 +273,9 @@ class Pea(NetworkMode):
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the sizes of data that each party learned.
+        """Yield the numbers of rows and columns that each party learned.
 
-        `WholeNetwork.revealed` has the values that each party learned.
+        `WholeNetwork.revealed` yields the other values that each party learned.
         """
         for name in (*self.holders(terms), self._dealer):
             yield Revealed(name, "numbers of rows and columns", "all", SETUP, 1, 1)
@@ -282,14 +288,15 @@ class Pea(NetworkMode):
 
 
 class PeaEnd(NetworkEnd[Facts, Member]):
-    """One party's endpoint: a holder of shares, or the dealer."""
+    """One party's endpoint of a PEA session: a holder of shares, or the dealer."""
 
     _mode: Pea
 
     def __init__(self, mode: Pea, party: str, terms: Terms, rows: OwnRows, place: Place) -> None:
         super().__init__(mode, party, terms, rows, place)
         self._holders = mode.holders(terms)
-        if rows.inputs is not None:  # features precede labels (PEA 2022, Protocol 5)
+        # Columns of features come before those of labels (PEA 2022, Protocol 5).
+        if rows.inputs is not None:
             bottom = models.make_bottom(terms.parties[party].bottom)
             assert isinstance(bottom, models.FixedBottom), "others are refused"
             self._rows = replace(rows, inputs=bottom.features(rows.inputs))
@@ -365,7 +372,8 @@ class PeaEnd(NetworkEnd[Facts, Member]):
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         facts = self._known
-        if facts is None or not self._training_rows(facts):  # other parties' rows are unknown yet
+        # This party does not know the other parties' rows yet.
+        if facts is None or not self._training_rows(facts):
             return ()
         plan = self._plan_of(facts)
         hidden, left_out = "no other party knows which rows a batch had", len(self._holders) // 3
@@ -389,7 +397,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
             stated += [replace(stated[0], epsilon=epsilon_of(one, plan.delta)) for one in before]
         return (replace(added(stated), assumes=assumes),)
 
-    # Steps at the start of a training; see `NetworkEnd`.
+    # Steps before the training begins; see `NetworkEnd`.
 
     def announced(self) -> bytes | None:
         return None if self._own is None else self._own.model_dump_json().encode()
@@ -400,7 +408,8 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         )
         assert self._rows.split is not None, "the label party has rows"
         asked = len(self._rows.split.test)
-        classes = self._rows.names or tuple(range(self._rows.classes))  # rows without labels
+        # Test rows, which have no labels.
+        classes = self._rows.names or tuple(range(self._rows.classes))
         return Facts(holders=holders, classes=classes, asked=asked)
 
     def sizes_of(self, facts: Facts) -> PeaLayers:
@@ -443,7 +452,8 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         self._share = first_weights(member, self._sgd)
         if state is None and self._mode.start != "zero":
             alone = self._alone(plan, facts)
-            longer = replace(plan, steps=plan.steps + 1)  # the rows of this step score the models
+            # The rows of this training step score the models.
+            longer = replace(plan, steps=plan.steps + 1)
             judged = longer.batches(self._terms, np.arange(plan.rows))(longer.epochs)[-1]
             rows = self._shared, torch.from_numpy(judged)
             self._share = started(member, self._sgd, alone, own, self._noise, *rows)
@@ -451,14 +461,17 @@ class PeaEnd(NetworkEnd[Facts, Member]):
             self._share = replace(self._share, share=state["share"])
             self._model = state["model"]
 
-    # Steps of which the methods above consist.
+    # Steps that the methods above combine.
 
     def _training_rows(self, facts: Facts) -> int:
         rows = [one.rows for one in facts.holders]
         return sum(rows) if self._mode.divides_rows else rows[self._label_role]
 
     def _plan_of(self, facts: Facts) -> PrivacyPlan:
-        """Return the plan of the steps on shares; earlier parts spend the rest of the budget."""
+        """Return the privacy plan of the training on shares.
+
+        The earlier parts of the training spend the rest of the budget.
+        """
         terms = self._terms
         if self._mode.start != "zero":
             epsilon, delta = self._part()
@@ -470,14 +483,14 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return plan
 
     def _part(self) -> tuple[float, float]:
-        """Return epsilon and delta of each part, if the training starts from other models."""
+        """Return epsilon and delta of each part of a training that starts from other models."""
         dp, parts = self._terms.dp, _PARTS[self._mode.start]
         assert dp is not None, "a mode that needs [dp]"
         assert dp.epsilon is not None, "it is refused without"
         return dp.epsilon / parts, dp.delta / parts
 
     def _alone(self, plan: PrivacyPlan, facts: Facts) -> LocalStart:
-        """Plan each holder's own training; the sampling rate suits the smallest holder."""
+        """Plan each holder's own training; its sampling rate suits the holder with fewest rows."""
         mode, part, rate = self._mode, self._part(), self._terms.train.learning_rate
         assert mode.start != "zero", "the session has separate models of all holders"
         least = min(one.rows for one in facts.holders)
@@ -496,7 +509,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         dp, mode = self._terms.dp, self._mode
         assert dp is not None, "a mode that needs [dp]"
         rows = [one.rows for one in facts.holders]
-        if not mode.divides_rows:  # all holders have the same rows
+        if not mode.divides_rows:  # all holders have the same rows, so one set of indices suffices
             rows = [plan.rows, *[0] * (len(rows) - 1)]
         return SecureSgd(
             rows=tuple(rows),
@@ -513,7 +526,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
 
     @property
     def _own(self) -> OwnFacts | None:
-        """Return this party's description of its rows, if it holds shares; otherwise None."""
+        """Return this party's description of its rows if the party holds shares; otherwise None."""
         rows, inputs = self._rows, self._rows.inputs
         if self.party not in self._holders:
             return None
@@ -529,9 +542,9 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         )
 
     def _refuse_again(self, last: int) -> None:
-        """Refuse to repeat a training whose model may be known.
+        """Refuse to repeat a training whose final model may be known.
 
-        Averaging the models of two trainings would cancel noise.
+        Averaging the final models of two such trainings would cancel noise.
         """
         if self._rows.committed >= last > self._trained:
             raise PrivacyError(
@@ -546,7 +559,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
     def _share_rows(
         self, member: Member, sgd: SecureSgd, facts: Facts
     ) -> tuple[Rows | None, SharedRows]:
-        """Return this holder's rows, if it has all columns, and the shared rows of all holders."""
+        """Return this holder's rows if it has all columns, and the shared rows of all holders."""
         inputs = labels = None
         if not member.deals and self._rows.split is not None:
             train = torch.from_numpy(self._rows.split.train)
@@ -565,7 +578,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return own, shared_rows(member, sgd, own)
 
     def _codes(self, facts: Facts) -> Tensor:
-        """Return the party's own labels in the codes that all parties use."""
+        """Return the party's own labels as the numbers that all parties use for classes."""
         labels, known = self._rows.labels, {name: at for at, name in enumerate(facts.classes)}
         assert labels is not None, "whose codes they are"
         unknown = sum(name not in known for name in self._rows.names)
@@ -579,7 +592,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return places[labels]
 
     def _answers(self, exchange: Exchange) -> Tensor | None:
-        """Return the outputs of some rows at the label party, axes (rows, classes)."""
+        """Return the model's outputs for some rows at the label party, axes (rows, classes)."""
         index, part = exchange.rows, None
         apart = self._mode.divides_rows
         has_rows = self._role == self._label_role or not apart
@@ -600,7 +613,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return found + self._model[-1]
 
     def _outputs(self, model: Tensor, index: np.ndarray) -> Tensor:
-        """Return this party's part of the outputs; a party with all columns adds the bias."""
+        """Return this party's part of the outputs, with the bias if it has all columns."""
         rows, facts, mode = self._rows, self._facts, self._mode
         assert rows.inputs is not None, "it has columns"
         assert rows.split is not None, "it has rows"
@@ -646,9 +659,10 @@ def _check_classes(rows: OwnRows) -> None:
 
 
 def _check_model(agreed: Agreed, alike: bool) -> None:
-    """Require a linear top and bottoms without weights; equal bottoms if parties divide rows.
+    """Require a linear top model and bottom models without weights.
 
-    Only the label party knows the top, so the terms do not contain it.
+    If the parties divide rows, the bottom models must be equal. Only the label party knows the top
+    model, so the terms of the session do not contain it.
     """
     bottoms = [asked.bottom for asked in agreed.parties.values()]
     fixed = all(isinstance(models.make_bottom(spec), models.FixedBottom) for spec in bottoms)
@@ -662,10 +676,10 @@ def _check_model(agreed: Agreed, alike: bool) -> None:
 
 
 def _check_top(top: str | nn.Module) -> None:
-    """Refuse a top that is no linear layer.
+    """Refuse a top model that is not a linear layer.
 
     Raises:
-        ExposedCutError: the top is of another kind; the error names the possible top.
+        ExposedCutError: the top model is of another kind; the error names the one that is possible.
     """
     if top != "linear":
         raise ExposedCutError(

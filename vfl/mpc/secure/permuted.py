@@ -1,15 +1,16 @@
 """``secure = "permuted"``: weights are shared, and functions are computed on permuted values.
 
-Two parties with columns hold shares of all inputs, weights and gradients, from the first layer to
-the last. A third party deals correlated randomness, and evaluates functions on permuted values.
-Only the two holders know the order of these values (`vfl.mpc.permuted`). Only the label party sees
-the outputs.
+Two parties with columns hold additive shares of all inputs, weights and gradients, from the first
+layer to the last. A third party deals correlated randomness, and evaluates functions on values in a
+permuted order. Only the two share holders know the order of these values (`vfl.mpc.permuted`). Only
+the label party sees the network's outputs.
 
     label party                     P0, P1                        P2
     without columns:                the two parties with columns  the label party
     one of the two with columns:    the two parties with columns  dealer=NAME, without data
 
-Only the label party has streams; it relays sealed messages between the two other parties.
+Only the label party has streams; it relays the sealed messages of the two other parties to each
+other.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ from vfl.session.secure_mode import (
 from vfl.session.terms import Terms
 
 #: Number of ring elements that a holder stores for each input, for each weight, and for each value
-#: of the layers in an exchange. These numbers were measured: they are half of the resident memory
-#: of a process that runs all three parties, in both modes.
+#: of the layers in one step. These numbers were measured: they are half of the resident memory, in
+#: ring elements, of a process that runs all three parties, in both modes.
 _ROW_COPIES, _WEIGHT_COPIES, _EXCHANGE_COPIES = 8, 24, 16
 _COLUMNS_BYTES = 4
 _Size = Annotated[int, Field(ge=0, lt=2**32)]
@@ -74,13 +75,13 @@ _SPELLINGS = (
 
 
 class Facts(Settings):
-    """Facts that all three parties need besides the terms of the session.
+    """Facts about rows and layers that all three parties need besides the terms of the session.
 
     Attributes:
         columns: numbers of columns of P0 and P1.
-        rows: number of rows of each phase that are shared in this session.
+        rows: number of shared rows in each phase (training, validation, test) of this session.
         classes: number of label classes; 0 if the labels are real numbers.
-        layers: layers of the network.
+        layers: shapes and kinds of the network's layers.
     """
 
     columns: tuple[_Size, _Size]
@@ -94,16 +95,16 @@ class Facts(Settings):
         return sum((one.inputs + one.bias) * one.outputs for one in self.layers)
 
     def check(self, own: tuple[int, Mapping[Rows, int]] | None, role: int) -> None:
-        """Compare the label party's description with the party's own data.
+        """Compare the facts that the label party announced with this party's own data.
 
         Args:
-            own: number of columns, and numbers of rows of each phase, at P0 and P1; None at a
-                dealer.
-            role: role of the party.
+            own: this party's number of columns, and its number of rows in each phase, at P0 and P1;
+                None at the dealer.
+            role: role number of this party.
 
         Raises:
-            DisagreementError: the party has other numbers of columns or rows.
-            ProtocolError: the layers do not form a network over these columns.
+            DisagreementError: the party has another number of columns or rows than the facts state.
+            ProtocolError: the layers do not form a network for these columns.
         """
         if own is not None and (self.columns[role], self.rows) != (own[0], dict(own[1])):
             raise DisagreementError(
@@ -125,12 +126,12 @@ class Facts(Settings):
 
 @dataclass(frozen=True, slots=True)
 class NetworkLayers(NetworkSizes):
-    """Sizes of the network of a session.
+    """Sizes of the network of a session, from which frame limits and memory follow.
 
     Attributes:
         layers: layers of the network.
         weights: number of weights.
-        rows: number of rows of all phases.
+        rows: number of rows of all phases together.
     """
 
     layers: tuple[Layer, ...]
@@ -142,9 +143,9 @@ class NetworkLayers(NetworkSizes):
         return self.weights
 
     def memory_bytes(self, rows: int) -> int:
-        """Return the approximate memory that a holder uses at once.
+        """Return the approximate number of bytes of memory that a holder uses at once.
 
-        The factors were measured and rounded up.
+        The factors in this estimate were measured and rounded up.
         """
         inputs = self.layers[0].inputs
         widths = inputs + sum(one.outputs for one in self.layers)
@@ -157,22 +158,22 @@ class NetworkLayers(NetworkSizes):
 
 
 class Permuted(NetworkMode):
-    """Network with shared weights that no party has; a third party computes on permuted values.
+    """Network whose weights are shared; a third party computes functions of permuted values.
 
     Args:
-        mode: "fast", or "thesis", which is the protocol of chapter 5 as printed; see
+        mode: "fast", or "thesis", which is the protocol of chapter 5 as the thesis prints it; see
             `vfl.mpc.Rules`.
         bits, magnitude_bits, delta_bits, least_permuted, flips: see `vfl.mpc.Rules`.
-        dealer: name of the dealer, a party without data; a dealer is needed if the label party has
-            columns.
-        validate: whether the label party may see the validation rows' outputs after every epoch.
+        dealer: name of the dealer, a party without data; the option is required if the label party
+            has columns.
+        validate: whether the label party may see the outputs of validation rows after every epoch.
 
     >>> Permuted(mode="thesis").rules.bits, Permuted(dealer="notary").third_party("bank")
     (23, 'notary')
     """
 
-    #: Largest number of frames in transit: a party sends several messages of an operation before it
-    #: needs an answer, and also relays messages.
+    #: Largest number of frames on the way in one direction: a party sends several messages of an
+    #: operation before it needs an answer, and the label party also relays messages.
     window: ClassVar[int] = 32
     waiting: ClassVar[int] = 64
     announced_bytes: ClassVar[int] = _COLUMNS_BYTES
@@ -198,7 +199,7 @@ class Permuted(NetworkMode):
         return self._dealer
 
     def roles(self, agreed: Agreed) -> tuple[str, str, str]:
-        """Return the parties that have the roles P0, P1 and P2."""
+        """Return the names of the parties that have the roles P0, P1 and P2."""
         one, other = agreed.parties
         return one, other, self._dealer or agreed.label_party
 
@@ -225,9 +226,9 @@ class Permuted(NetworkMode):
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the sizes of data that each party learned.
+        """Yield the numbers of columns, layers and rows that each party learned.
 
-        `WholeNetwork.revealed` has the values that each party learned.
+        `WholeNetwork.revealed` yields the other values that each party learned.
         """
         for name in self.roles(terms):
             if name != terms.label_party:
@@ -247,8 +248,8 @@ class Permuted(NetworkMode):
         up, down = super().limits(terms, party, rows, layers)
         return up, down | {Kind.ACK: 1}
 
-    # With three parties, a frame that the label party relays can only be for the one remaining
-    # party. Such a frame is an OPENING and needs no number of its receiver.
+    # With three parties, a frame that the label party relays can only be meant for the one
+    # remaining party. Such a frame has the kind OPENING and needs no number of its receiver.
 
     def on_stream(self, frame: Frame) -> Frame:
         return Frame(Kind.OPENING, frame.step, frame.payload) if frame.branch else frame
@@ -266,7 +267,7 @@ class Permuted(NetworkMode):
 
 
 class PermutedEnd(NetworkEnd[Facts, Party]):
-    """One party's endpoint, as P0, P1 or P2."""
+    """One party's endpoint of a permuted session, in the role of P0, P1 or P2."""
 
     _mode: Permuted
 
@@ -276,8 +277,8 @@ class PermutedEnd(NetworkEnd[Facts, Party]):
         super().__init__(mode, party, terms, rows, place)
         self._network: ThreePartyNetwork | None = None
         if self._role == self._label_role:
-            # A wrong top is refused before any message is sent. For concatenated rows, the agreed
-            # widths are the numbers of columns.
+            # A wrong top model is refused before any message is sent. For concatenated inputs, the
+            # agreed widths are the numbers of columns.
             self._layers((terms.merged_width, 0))
 
     @property
@@ -312,7 +313,7 @@ class PermutedEnd(NetworkEnd[Facts, Party]):
     def training_state(self) -> dict[str, Any]:
         return {"network": self._shared.state_dict(), **self._kept()}
 
-    # Steps at the start of a training; see `NetworkEnd`.
+    # Steps before the training begins; see `NetworkEnd`.
 
     def announced(self) -> bytes | None:
         columns = self._columns()
@@ -384,7 +385,7 @@ class PermutedEnd(NetworkEnd[Facts, Party]):
         return columns
 
     def _phases(self) -> dict[Rows, np.ndarray]:
-        """Return the positions of the rows of each phase of this session."""
+        """Return the positions of the rows in each phase of this session."""
         split = self._rows.split
         assert split is not None, "a party with rows"
         if self._terms.mode == "train":
@@ -458,7 +459,9 @@ def _check_bottoms(merge: str, parties: Mapping[str, AskedParty]) -> None:
 
 
 def _told_columns(terms: Terms, holder: str, raw: bytes) -> int:
-    """Parse the number of columns that a holder announces, before a network of them is built.
+    """Parse the number of columns that a holder announces.
+
+    This happens before any network for these columns is built.
 
     Raises:
         ProtocolError: the number differs from the agreed number, or one row of so many columns does

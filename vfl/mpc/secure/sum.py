@@ -1,12 +1,13 @@
-"""``secure = "sum"``: the label party learns only the sum of the cuts.
+"""``secure = "sum"``: the label party learns only the sum of the cut-layer activations ("cuts").
 
-Every feature party sends its cut as ring elements, under masks that cancel out in the sum.
+Every feature party sends its cut as ring elements, under masks that cancel out in the sum of all
+cuts.
 
-In exchange t, party i sends enc(cut) + sum over j > i of pad_ij - sum over j < i of pad_ji, modulo
-2^bits. enc rounds cut * 2^fraction to whole numbers. pad_ij is the key stream of the pair i, j for
-("cut", t), or for ("query", t) in evaluations and predictions (`vfl.mpc.stream`). The label party
-adds all received elements modulo 2^bits, reads the sums as signed numbers, and divides them by
-2^fraction.
+In step t, party i sends enc(cut) + sum over j > i of pad_ij - sum over j < i of pad_ji, modulo
+2^bits. The function enc rounds cut * 2^fraction to whole numbers. The pad pad_ij comes from the key
+stream of the pair i, j for ("cut", t), or for ("query", t) in evaluations and predictions
+(`vfl.mpc.stream`). The label party adds all received elements modulo 2^bits, reads the results as
+signed numbers, and divides them by 2^fraction.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ TRAINING, QUERY = "cut", "query"
 
 
 class MaskedSum(SummingMode):
-    """The label party sees only the sum of the cuts: every party adds masks that cancel out.
+    """The label party sees only the sum of the cuts: every party adds masks that cancel out in it.
 
     Args:
-        bits: size of a value on the wire: 8, 16 or 32 bits.
-        fraction: number of these bits after the point; the default is 16 of 32, 8 of 16, or 3 of 8.
-            A value is exact to 2^-(fraction + 1).
+        bits: number of bits of each value in a message: 8, 16 or 32.
+        fraction: number of these bits after the binary point; the default is 16 of 32 bits, 8 of
+            16, or 3 of 8. The rounding error of a value is at most 2^-(fraction + 1).
 
     >>> MaskedSum(bits=8).ring(parties=2).reach
     7.875
@@ -58,7 +59,7 @@ class MaskedSum(SummingMode):
     def __init__(self, bits: int = 32, fraction: int | None = None) -> None:
         self._bits = bits
         self._fraction = fraction
-        self.ring(parties=1)  # this call refuses options that form no ring
+        self.ring(parties=1)  # this call refuses option values that form no ring
 
     def ring(self, parties: int) -> Ring:
         return Ring.of(self._bits, self._fraction, parties)
@@ -124,12 +125,12 @@ class MaskedSum(SummingMode):
 
 
 def ring_of(agreed: Agreed) -> Ring | None:
-    """Return the ring in which cuts are summed; None if each cut is sent separately.
+    """Return the ring in which cuts are summed; None if each cut is sent as a separate tensor.
 
     Raises:
-        SpecError: the mode cannot be built.
-        ExposedCutError: the mode would hide no cut with the other settings; the error states the
-            reason.
+        SpecError: the secure mode cannot be made from its spec.
+        ExposedCutError: with the other settings, the mode would hide no single party's cut; the
+            error states the reason.
     """
     mode = secure_mode.make(agreed.secure)
     mode.refuse(agreed)
@@ -137,11 +138,11 @@ def ring_of(agreed: Agreed) -> Ring | None:
 
 
 class RingCut(Uncompressed):
-    """A cut as unmasked ring elements, to measure the rounding of the mode alone.
+    """Codec that sends a cut as ring elements without masks, to measure the mode's rounding alone.
 
     Args:
-        party: name of the party that sends the cuts.
-        ring: ring of the elements.
+        party: name of the party that sends its cuts.
+        ring: ring of the sent elements.
 
     >>> import torch
     >>> codec, cut = RingCut("bank", Ring.of(8, None, parties=2)), torch.tensor([[1.0, -0.4]])
@@ -149,17 +150,18 @@ class RingCut(Uncompressed):
     [[1.0, -0.375]]
     """
 
-    on_card: ClassVar[bool] = False  # the CPU computes ring elements
+    on_card: ClassVar[bool] = False  # ring elements are computed on the CPU
 
     def __init__(self, party: str, ring: Ring) -> None:
         self._party = party
         self._ring = ring
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
-        """Return the ring elements in row order.
+        """Return the cut as ring elements in row order.
 
         Raises:
-            RingOverflowError, NonFiniteError: the cut cannot be encoded; nothing is sent.
+            RingOverflowError, NonFiniteError: the cut cannot be encoded as ring elements; nothing
+                is sent.
         """
         elements = self._ring.encode(cut, self._party, context.step)
         return Encoded(elements.data.cast("B"), None)
@@ -173,18 +175,19 @@ class RingCut(Uncompressed):
         return self._ring.bits / 32
 
     def symbols(self, cut: Tensor, context: StepContext = INFERENCE) -> Symbols:
-        """Return the ring elements.
+        """Return the ring elements as symbols for an entropy coder.
 
-        Masks make the elements uniform, so an entropy coder cannot use frequencies.
+        With masks, the elements are uniformly distributed, so an entropy coder cannot use their
+        frequencies.
         """
         elements = self._ring.encode(cut, self._party, context.step)
         return Symbols(np.ones(cut.shape, np.bool_), elements, choices=2**self._ring.bits)
 
 
 class MaskedCut(RingCut):
-    """Replaces a feature party's codec, and sends cuts under masks.
+    """Replaces a feature party's codec; it sends the party's cuts under masks.
 
-    The label party decodes only sums, so `decode` is not used.
+    The label party decodes only sums of cuts, so `decode` is not used.
     """
 
     repeats: ClassVar[bool] = False
@@ -194,16 +197,17 @@ class MaskedCut(RingCut):
         self._masks: PairwiseMasks | None = None
 
     def begin(self, masks: PairwiseMasks) -> None:
-        """Use these masks from now on, because a new attempt has begun."""
+        """Use these masks from now on, because a new attempt at the session has begun."""
         self._masks = masks
 
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
-        """Return masked elements; each mask is used only once.
+        """Return a cut as masked ring elements; each mask is used only once.
 
         Raises:
-            RingOverflowError, NonFiniteError: the cut cannot be encoded; nothing is sent.
-            ReusedPadError: this step was masked before in this attempt.
-            ProtocolError: no keys were agreed on.
+            RingOverflowError, NonFiniteError: the cut cannot be encoded as ring elements; nothing
+                is sent.
+            ReusedPadError: the cut of this step was already masked in this attempt.
+            ProtocolError: the parties have not agreed on keys.
         """
         if self._masks is None:
             raise ProtocolError(
