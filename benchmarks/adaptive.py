@@ -8,9 +8,9 @@
 With `--over gradients`, the victims are trainings of a grid that stored its recordings (`-s
 grid.record=training`). The pack then consists of attacks on gradients, and the measure is AUC.
 
-On each victim, the attacks of the pack run one after another. The best of them is then chosen by
-the true labels, which no attacker has. The adaptive attacker may use as much processor time as all
-of these attacks together.
+On each victim, the attacks of the pack run one after another. The best attack of the pack is then
+chosen by the true labels, which no attacker has. The adaptive attacker may use as much processor
+time as all of these attacks together.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from vfl.experiments.scores import BASELINES
 from vfl.training.run import load_data
 
 Over = Literal["cuts", "gradients"]
-#: For cuts and for gradients: the attacks of the pack, the layers that the adaptive attacker reads,
-#: and the measure.
+#: For each access (cuts or gradients): the attacks of the pack, the layers that the adaptive
+#: attacker reads, and the measure.
 PACKS: dict[Over, tuple[Sequence[str], str, str]] = {
     "cuts": (HEAVY, "cut+before+inputs", "accuracy"),
     "gradients": (
@@ -64,8 +64,8 @@ class Compared:
         victim: defense and seed of the victim.
         k: number of leaked labels of each class.
         best: spec of the best attack of the pack.
-        heavy, adaptive, gain: fraction of right answers, or AUC, in percent, of both attackers, and
-            their difference.
+        heavy, adaptive, gain: score of the best attack of the pack, score of the adaptive attacker,
+            and their difference, in percent; the score is the fraction of right answers, or AUC.
         budget_s, spent_s: processor time that the adaptive attacker may use, and time that it
             used. It may use the time of the whole pack, and at least `LEAST_S`.
         tried: number of compositions that the adaptive attacker tried.
@@ -85,7 +85,7 @@ class Compared:
 
 
 def compare(cases: Cases, seed: int, k: int, victim: str, over: Over = "cuts") -> Compared:
-    """Run the pack and then the adaptive attacker on one victim with one draw of leaked labels."""
+    """Run the pack, then the adaptive attacker, on one victim with one draw of leaked labels."""
     specs, layers, measure = PACKS[over]
 
     def attempt(spec: str) -> tuple[float, float, attacks.Attack]:
@@ -150,7 +150,7 @@ CELLS = harness.table(
 
 
 def table(rows: Sequence[Compared]) -> str:
-    """Format one line per victim, and how often the adaptive attacker was ahead."""
+    """Format one line per victim, and count how often the adaptive attacker scored higher."""
     ahead = sum(one.gain > 0 for one in rows)
     above = sum(one.spent_s > one.budget_s for one in rows)
     return f"{CELLS(rows)}\n\nahead on {ahead} of {len(rows)}, above its budget on {above}"

@@ -4,10 +4,10 @@
     python -m benchmarks.alignment --ids 10000000 --small 1000 --protocol ecdh:reuse=true --times 3
 
 Each party, and the helper if the protocol has one, runs in its own process. The process reads its
-ids from a Parquet file. It plays its role over the loopback interface, in the same pieces as a
-session, and writes the positions of the common ids. Half of the ids of the smaller set are common.
-With --times, the smaller set has other ids in each alignment. Memory is the peak minus the memory
-right after the imports.
+ids from a Parquet file. The process runs its role over the loopback interface, sends messages in
+the same pieces as a session, and writes the positions of the common ids. Half of the ids of the
+smaller set are common. With --times above 1, the smaller set has new ids in each alignment. Memory
+is the peak minus the memory right after the imports.
 """
 
 from __future__ import annotations

@@ -55,15 +55,15 @@ EPOCHS = 5
 
 @dataclass(frozen=True, slots=True)
 class ShuffleRow:
-    """Means over seeds, and the spread of the difference from the full shuffle.
+    """Means over seeds, and the standard deviation of the difference from the full shuffle.
 
     Attributes:
         table: name of the table, and the order of its rows.
         block_rows, window_blocks: options of the shuffle; 0 means the full shuffle.
         auc, log_loss: metrics of the test rows after the last epoch.
         auc_apart, deviation: mean difference of the AUC from the full shuffle on the same seed, and
-            the spread of this difference.
-        lag_1, moved: properties of the first epoch's order; see the module.
+            the standard deviation of this difference.
+        lag_1, moved: properties of the order of rows in the first epoch; see the module.
     """
 
     table: str

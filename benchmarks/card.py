@@ -1,8 +1,9 @@
-"""A training step of vfl on a GPU, compared with a plain training loop on the GPU and on the CPU.
+"""A training step of vfl on a GPU, compared with PyTorch without vfl on the GPU and on the CPU.
 
 All parties run in this one process and use its GPU; cuts and gradients still cross the links as
-bytes. The plain loop also moves each batch to the GPU, as the parties do. The variants take turns,
-and times are medians over the turns. Without a GPU, only the CPU is measured.
+bytes. The plain loop, an ordinary PyTorch training loop, also moves each batch to the GPU, as the
+parties do. The variants take turns, and times are medians over the turns. Without a GPU, only the
+CPU is measured.
 
 With `--products`, the benchmark instead measures products of ring elements, and the encoding and
 decoding of cuts, including transfers to and from the GPU.
@@ -38,7 +39,7 @@ class CardRow:
 
     Attributes:
         workload, batch_size, width: sizes of the network and the batch.
-        codec: codec of the cut; None for the plain loop.
+        codec: codec of the cut; None for the plain loop, which is PyTorch without vfl.
         device: device on which the models run.
         wall_ms: wall time per step.
         of_loop: `wall_ms` divided by the time of the plain loop on the same device.
@@ -70,8 +71,9 @@ def bench_card(
         steps: number of timed steps in a turn.
         repeats: number of turns.
         seed: seed of rows, weights and batch order.
-        products: measure products of ring elements and codecs instead.
-        quick: only check that the benchmark runs, with few steps.
+        products: whether to measure products of ring elements, and codecs, instead of training
+            steps.
+        quick: whether to only check that the benchmark runs, with few steps.
     """
     if products:
         return bench_products(3 if quick else 20)

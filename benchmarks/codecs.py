@@ -1,10 +1,10 @@
 """Cost of encoding and decoding a cut, compared with finding its largest values.
 
-All codecs take turns, in an order drawn anew for each round, on many different batches. This runs
-in a separate process with one thread. The same batch in a tight loop would train the processor's
-branch prediction, so that selecting the largest values would appear several times faster than it
-is. The measure is CPU time, so that other work on the machine matters little. The result rows show
-medians, and their ratio to the time of ``torch.topk(cut.abs(), k)`` alone.
+All codecs take turns, in an order drawn anew for each round, on many different batches. The codecs
+run in a separate process with one thread. The same batch in a tight loop would train the
+processor's branch prediction, so that selecting the largest values would appear several times
+faster than it is. The measure is CPU time, so that other work on the machine matters little. The
+result rows show medians, and their ratio to the time of ``torch.topk(cut.abs(), k)`` alone.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class Known:
 def read_category(
     known: Known, labels: Tensor, asked: Known, truth: Tensor, reads: str, seed: int
 ) -> float:
-    """Return the mean AUC of each value against the others, weighted by the values' row counts.
+    """Return the AUC of each value against all other values; the mean is weighted by row counts.
 
     Args:
         known: rows for which the attacker knows the value.
@@ -326,8 +326,8 @@ def blended(decoded: Sequence[Decoded], pictures: Tensor) -> Tensor:
     """Return a weighted sum of several decoders' guesses for the attacked rows.
 
     The weights minimise the squared error on held-out known rows, after the mean picture is
-    subtracted. Each column of pixels has its own weights, because own columns predict near pixels
-    better.
+    subtracted. Each column of pixels has its own weights, because the attacker's own columns
+    predict neighbouring pixels better than distant ones.
 
     Args:
         decoded: guesses of several decoders.
@@ -495,7 +495,7 @@ def _received(party: Victim, rows: Tensor, times: int, draw: torch.Generator) ->
     return mean_cuts(Transcript(len(rows), party.asked_again(rows, times, draw)))
 
 
-#: A column, the results by what the attacker reads, and the processor time.
+#: Type: an attacked column, the attack's result for each key of READS, and the processor time.
 Read = tuple[str, dict[str, float], float]
 
 
@@ -534,7 +534,7 @@ def _pictures_read(
 
 
 def reached(rows: Sequence[ColumnRow], column: str) -> list[float]:
-    """Return how well one column was inferred under one protection, by seed.
+    """Return the result of the attacks on one column under one protection, for each seed.
 
     The result is the one for cuts alone, or the one for cuts and own columns together, whichever is
     better on average over the seeds.
@@ -594,7 +594,8 @@ def opened(rows: Sequence[ColumnRow]) -> list[float]:
     """Return, by seed, the fraction of the gap from own columns alone to 1 that an attack closes.
 
     This is the mean over columns of (reached - own) / (1 - own), because 1 is the best value of
-    every measure in this module. It is below 0 where cuts predict less than own columns alone.
+    every measure in this module. The fraction is below 0 where cuts predict less than own columns
+    alone.
     """
     found: list[list[float]] = []
     for column in dict.fromkeys(row.column for row in rows):
@@ -734,7 +735,7 @@ def bench_columns(
         run_cells(folder, cells, jobs, on_end=say_cell)
         for cell, (seed, protection) in zip(cells, left, strict=True):
             run = RunFolder(folder.cells_path / cell.name)
-            if is_done(run.path):  # if it is not done, the reason was already printed
+            if is_done(run.path):  # if a cell is not done, the reason was already printed
                 alone = {
                     row.column: row.own for row in found if (row.task, row.seed) == (name, seed)
                 }

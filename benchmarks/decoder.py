@@ -88,7 +88,7 @@ class DecoderRow(Settings):
         ring_s: time of P0's integer matrix products alone, in seconds.
         plain_s: time of the same computation in torch with float32, in seconds.
         error: largest difference from torch with float64; for tokens, the difference of logits.
-        same: number of tokens that equal the tokens of plain torch.
+        same: number of generated tokens that equal the tokens of plain torch.
         of: number of tokens that were compared.
     """
 
@@ -216,7 +216,7 @@ def _line_s(wan: Wan, sent_bytes: int, messages: int) -> float:
 
 
 def _six_billion(layer: DecoderRow, form: Form) -> list[DecoderRow]:
-    """Estimate a next token of ChatGLM-6B, context 32, from the measured layer times 28.
+    """Estimate a next token of ChatGLM-6B, context 32, as 28 times the measured layer.
 
     The function adds the costs of the one-hot embedding, the last norm, the output head and the
     choice of the index. The bytes of these parts are those of the model in
@@ -344,7 +344,7 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
             lambda party: PrivateLayers.share(party, shape, model if party.role == P0 else None)
         )
         # The layer is used as the second layer, because P1 sees more bits of a value before the
-        # first.
+        # first layer.
         layers = [
             replace(
                 each,

@@ -132,7 +132,7 @@ Left = dict[str, list[int]]
 
 
 def left_of(task: str, seeds: int, families: Sequence[str], done: pd.DataFrame) -> Left:
-    """Return the victims of a task that have no stored rows, of some families or of all.
+    """Return the victims without stored rows in some families of a task, or in all families.
 
     Args:
         task: key of TASKS.
@@ -683,8 +683,8 @@ def bench_frontier(
 ) -> list[Frontier]:
     """Train and attack the missing victims of a task; write result rows, page and pictures.
 
-    Result rows are stored after each defense; defenses nearest to a verdict come first. Ctrl-C
-    loses the work on one defense.
+    Result rows are stored after each defense; defenses whose verdicts are nearest to a decision
+    come first. Ctrl-C loses the work on one defense.
 
     Args:
         task: name of a file of examples/frontier.
@@ -732,7 +732,7 @@ def bench_frontier(
 
 
 def _begun(rows: pd.DataFrame) -> list[str]:
-    """Return the tasks that have a reference."""
+    """Return the tasks with stored rows of label-free bottoms, which give the reference."""
     there = set(rows[rows.family == LABEL_FREE].task)
     return [one for one in TASKS if one in there]
 

@@ -11,7 +11,7 @@ from vfl.experiments.tables import Table
 
 #: File with the result rows of all tasks, beside the page of the frontier.
 FILE = "frontier_tops.csv"
-#: Percentage points by which a top model must be better.
+#: Percentage points that a top model must gain to be shown as better.
 AHEAD = 0.01
 #: Name of the experiment's own top model.
 NETWORK = "network"

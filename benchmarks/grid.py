@@ -1,8 +1,8 @@
-"""Cost of the engine of `vfl compare` for many short trainings (cells), compared with a plain loop.
+"""Cost of the engine of `vfl compare` for many short trainings (cells), and of a simple loop.
 
     python -m benchmarks.grid --cells 1000 --epochs 1 --jobs 2
 
-The plain loop trains some of the cells one after another in this process, on rows that are already
+The simple loop trains some of the cells one after another in this process, on rows that are already
 loaded. The other result rows train all cells: in this process, in several processes, or on Ray.
 `used` is the fraction of the `jobs` cores that were training: the time that the loop would need for
 all cells, divided by wall time and by cores. Times include the start of processes, but not the
@@ -47,7 +47,8 @@ class GridRow:
         cells: number of cells.
         wall_s: wall time of all cells in seconds, including start and end of the engine.
         cell_cpu_ms: CPU time of a cell, in milliseconds.
-        over_ms: CPU time of a cell minus the CPU time of a cell in the plain loop, in milliseconds.
+        over_ms: CPU time of a cell minus the CPU time of a cell in the simple loop, in
+            milliseconds.
         used: fraction of the `jobs` cores that were training.
     """
 
@@ -76,7 +77,7 @@ def bench_grid(
         jobs: number of cells that run at the same time, in processes and on Ray.
         engine: process for this process, pool for `--jobs`, ray for `--ray`.
         ray: value of the option `--ray`.
-        quick: only check that the benchmark runs.
+        quick: whether to only check that the benchmark runs.
     """
     if quick:
         cells, engine = 2, ("process",)
@@ -104,7 +105,7 @@ def _planned(cells: int, epochs: int) -> tuple[Experiment, Sequence[Cell]]:
 
 @contextmanager
 def _clocks() -> Iterator[list[float]]:
-    """Yield a list that receives the wall time and CPU time of the block, in seconds."""
+    """Yield a list that receives the wall time and CPU time of the `with` block, in seconds."""
     found: list[float] = []
     wall, cpu = time.monotonic(), _cpu_s()
     yield found

@@ -5,8 +5,8 @@
 
 The label party runs in its own process. The feature parties are threads of two processes, unlike
 real parties, so the result rows show only the label party's CPU time. Emulated network links delay
-bytes (`benchmarks.emulation.proxy`). The limit is the time that delay and bandwidth alone would
-take.
+bytes (`benchmarks.emulation.proxy`). The limit (`limit_ms`) is the time that delay and bandwidth
+alone would take for a step.
 """
 
 from __future__ import annotations

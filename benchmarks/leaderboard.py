@@ -47,7 +47,7 @@ FOLDER = EXAMPLES / "leaderboard"
 TASKS = ("bank_marketing", "credit_default", "fashion_mnist", "review_polarity")
 #: Measured mean seconds of a cell (one training with its attacks) on one core, with a light pack of
 #: attacks. Factor by which a heavy pack takes longer on an undefended victim (the same for both
-#: tables). Memory of a process in GB.
+#: tables). Memory of each training process in GB.
 SECONDS = {
     "bank_marketing": 7.4, "credit_default": 5.5, "fashion_mnist": 26, "review_polarity": 9.2,
 }  # fmt: skip
@@ -107,7 +107,7 @@ def task_row(path: Path, entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
 
 
 def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dict[str, Any]]:
-    """Yield the strongest attack on each defense for each number of leaked labels; fractions."""
+    """Yield, as fractions, the strongest attack on each defense by number of leaked labels."""
     for entry in entries:
         for one in entry.standings:
             less = entry.difference
@@ -181,7 +181,8 @@ def store_rows(paths: Sequence[Path], page: Path) -> None:
 # --- page -----------------------------------------------------------------------------------------
 
 LINES = 4
-#: The first attack in the list of attacks that read the gradients of all epochs.
+#: The attack that stands for all attacks that read the gradients of all epochs, as the first in
+#: their list.
 ACCUMULATED = "gradient_mixture"
 
 

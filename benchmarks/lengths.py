@@ -54,7 +54,7 @@ WIDTH, BATCH, ROWS, ONE_CLASS, MIXED = 64, 64, 6000, 16, 256
 
 @dataclass(frozen=True)
 class Lengths:
-    """Mean lengths of a codec's frames with one padding, in bytes, and their leakage.
+    """Mean lengths of a codec's frames with one kind of padding, in bytes, and their leakage.
 
     Attributes:
         codec: spec of the codec, without its padding.
@@ -209,7 +209,7 @@ def _frame_bytes(
     weights: Mapping[str, Mapping[str, torch.Tensor]],
     groups: Sequence[np.ndarray],
 ) -> np.ndarray:
-    """Return the bytes of the query frame for each group of rows."""
+    """Return the length in bytes of the query frame for each group of rows."""
     sent = Sent()
     unlabelled = {name: replace(own, labels=None) for name, own in parties.items()}
     session = LocalSession(
@@ -234,7 +234,10 @@ def _best_auc(lengths: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _batch_auc(lengths: np.ndarray, batches: Sequence[np.ndarray], classes: int) -> float:
-    """Return the AUC for training frames of full batches in the second half of the training."""
+    """Return the AUC of inferring batches with many rows of a class from their frames' lengths.
+
+    Only full batches in the second half of the training count.
+    """
     late = [at for at in range(len(batches) // 2, len(batches)) if len(batches[at]) == BATCH]
     areas = [0.5]
     for one in range(classes):

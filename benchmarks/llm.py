@@ -12,7 +12,7 @@ systems deal within the measured time. Each other system runs a task twice, and 
 counts, as in `benchmarks.mpc`.
 
 `--next-tokens` measures something else: how often the next token after a prompt equals the token of
-the float64 model, and how close the scores of the two tokens are if they differ. Whole answers
+the float64 model, and how close the logits of the two tokens are if they differ. Whole answers
 would show less, because an answer continues as another text after the first different token. With
 this option, the three parties are threads.
 """
@@ -65,15 +65,14 @@ class LlmRow(Settings):
         first_s, next_s: median seconds to the first token, and between two later tokens.
         offline_s, offline_mb: seconds and megabytes of dealing for one token of an answer; None if
             the measured time includes dealing.
-        first_mb, next_mb: megabytes to the first token and between two later ones. For vfl: frames
-            of user and owner, headers included. For other systems: bytes of user and owner, headers
-                included; for other systems, the bytes at their interfaces with packet headers; None
-                if they are not counted.
+        first_mb, next_mb: megabytes sent until the first token, and between two later tokens. For
+            vfl, frames of user and owner, headers included; for other systems, all bytes at their
+            interfaces, packet headers included; None if these bytes are not counted.
         messages: number of online messages for the whole answer.
         framing: fraction of a question's network bytes that are not frames; None if the network
             bytes are not counted.
         same, of: number of tokens that equal plain torch's tokens, and number of all tokens.
-        error: largest error of a score.
+        error: largest error of a logit.
     """
 
     system: str
@@ -115,7 +114,7 @@ class NextTokens(Settings):
 
 
 class Begin(Settings):
-    """First message to the user's process: folder, addresses of the other parties, and dealing.
+    """First message to the user's process: its folder, addresses of other parties, what to deal.
 
     Attributes:
         folder, model: the user's folder, and the folder of the weights for comparison.
@@ -145,7 +144,7 @@ class Answer(Settings):
     Attributes:
         tokens: token ids of the answer.
         seconds: seconds from the call to the first token, then from each token to the next.
-        error: largest error of a score, compared with plain torch on the same tokens.
+        error: largest error of a logit, compared with plain torch on the same tokens.
         phases: phases of `vfl.llm.parties.Reply`.
     """
 
@@ -212,8 +211,8 @@ def bench_llm(
         wan: the line.
         questions: number of questions to vfl.
         prompt_tokens: number of tokens of each question.
-        count: number of tokens to answer.
-        network: kind of emulated network for the network link.
+        count: number of tokens in each answer.
+        network: kind of emulated network for the network link; see `benchmarks.emulation`.
         peer: another system and the Python interpreter that has it: spu=PATH or crypten=PATH.
         turns: number of questions for which the other systems compute two tokens each.
         next_tokens: number of prompts whose next tokens are compared; with it, the benchmark
@@ -262,7 +261,7 @@ class _Bench:
         plain: the model itself, for plain torch.
         network: network that connects the parties.
         prompts: prompts of all questions.
-        count: number of tokens to answer.
+        count: number of tokens in each answer.
         protect: values that the user does not see.
     """
 
@@ -527,7 +526,7 @@ def _compared(
     wanted: Sequence[Tensor],
     logits: Sequence[Tensor] | None = None,
 ) -> NextTokens:
-    """Return the errors of the scores, and how the tokens compare with the best logits."""
+    """Return the errors of the logits, and how the chosen tokens compare with the best ones."""
     errors = torch.stack(list(found)) - torch.stack(list(wanted))
     whole, error = torch.stack(list(logits or wanted)), float(errors.abs().max())
     best, second = whole.topk(2).values.unbind(1)

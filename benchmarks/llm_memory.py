@@ -87,7 +87,7 @@ def bench_llm_memory(
     Args:
         model: folder of a decoder; by default, a random decoder with the shape of TinyLlama-1.1B.
         question: text of the question, which is asked once.
-        count: number of tokens to answer.
+        count: number of tokens in the answer.
         layers: number of layers of the random decoder; with 22 layers it has 1.1 billion weights.
     """
     use_one_thread()
@@ -164,7 +164,7 @@ class _Measured:
         self._folder, self._weights, self._standing = folder, weights, standing
 
     def phase(self, name: str, **commands: Sequence[str]) -> MemoryRow:
-        """Run commands of the user at once; the output of the first command becomes `said`."""
+        """Run commands of the user simultaneously; the first command's output becomes `said`."""
         before = {party: harness.cpu_s(pid) for party, pid in self._standing.items()}
         for pid in self._standing.values():
             harness.forget_peak(pid)

@@ -1,11 +1,11 @@
 """Memory of a party that describes its table, loads the table and yields batches.
 
-Each measurement runs in its own process; its memory is the peak minus the memory right after the
-imports. Loading a table should need at most 1.5 times the bytes of the party's float32 inputs plus
-64 MB. Describing a table, which makes no inputs, should need at most 24 bytes per row for the ids,
-plus 160 MB. With `--memory`, the rows stay on disk, and a whole epoch of batches is read in the
-order of `train.shuffle = "blocks"`. The limit is then the value of that option, plus one byte per
-row, 1.5 MB per column for the pages of Parquet, and 64 MB.
+Each measurement runs in its own process; the measured memory is the peak of this process minus its
+memory right after the imports. Loading a table should need at most 1.5 times the bytes of the
+party's float32 inputs plus 64 MB. Describing a table, which makes no inputs, should need at most 24
+bytes per row for the ids, plus 160 MB. With `--memory`, the rows stay on disk, and a whole epoch of
+batches is read in the order of `train.shuffle = "blocks"`. The limit is then the value of that
+option, plus one byte per row, 1.5 MB per column for the pages of Parquet, and 64 MB.
 """
 
 from __future__ import annotations

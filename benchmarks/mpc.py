@@ -276,7 +276,7 @@ class MpcRow:
     Attributes:
         workload: a workload of `benchmarks.mpc_workloads.WORKLOADS`.
         system: "thesis", "fast", "holders", "shares", "spu-semi2k", "spu-aby3" or "crypten".
-        network: "loopback", "tun", "proxy" or "model".
+        network: "loopback", or a kind of `benchmarks.emulation`: "tun", "proxy" or "model".
         end_to_end_ms: median time over the turns, including dealing; for computed network links,
             without computation time.
         milliseconds: median time of the runs that deal ahead; for systems that cannot deal ahead,
@@ -306,7 +306,7 @@ class MpcRow:
             None without another system.
         online_ratio: the same ratio with vfl's online time, although the times of the other systems
             include dealing.
-        fresh: whether inputs were opened within the turn.
+        fresh: whether inputs were opened under masks within the turn, not before it.
     """
 
     workload: str
@@ -354,9 +354,10 @@ def bench_mpc(
         mode: modes to measure: thesis, fast, holders (for 1/sqrt) and shares (for networks of
             images).
         wan: network link of every party; None means the plain loopback interface.
-        network: kind of the emulated network: auto, tun, proxy or model.
+        network: kind of the emulated network: auto, tun, proxy or model; see
+            `benchmarks.emulation`.
         turns: number of turns of each workload on each system.
-        fresh: open inputs within the turn, as a batch that is used only once requires.
+        fresh: whether to open inputs within the turn, as a batch that is used only once requires.
         peer: another system and the Python interpreter that has it: spu=PATH or crypten=PATH.
 
     Raises:
@@ -423,7 +424,7 @@ def take_turns(
 
 
 def _task(workload: Workload, fresh: bool, folder: Path, arrays: bool) -> Task:
-    """Make the task for all processes, and write arrays for systems that cannot draw them."""
+    """Make the task for all processes, and write arrays for systems that cannot draw the inputs."""
     path = folder / f"{workload.name}.npz"
     if arrays:
         example = Example.of(workload)

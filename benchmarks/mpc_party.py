@@ -55,9 +55,9 @@ class Assignment(Settings):
     """The role of a process.
 
     Attributes:
-        rank: 0, 1 or 2.
+        rank: number of the party: 0, 1 or 2.
         parties: number of parties.
-        system: name, such as "spu-semi2k".
+        system: name of the compared system, such as "spu-semi2k".
         host: address at which the process listens.
         device: name of the network device with this address.
         session: name of the session.
@@ -86,7 +86,7 @@ class Endpoints(Settings):
 
 
 class DecoderStep(Settings):
-    """A decoder's work for one token: the scores of the last token, and the index of the largest.
+    """A decoder's work for one token: logits after the last token, and the largest one's index.
 
     All fields of this message are public. The decoder has rotary positions, RMSNorm and gated SiLU.
     Its weights are those of `vfl.llm.private_decoder.linear_layers`, in which the factors of norms
@@ -117,7 +117,7 @@ class Task(Settings):
         workload: its name.
         session: name of the session of this run, for which new keys are agreed.
         rows, widths, training, function: see `benchmarks.mpc_workloads.Workload`.
-        rate: factor of the gradient, which is summed over the rows, in a training step.
+        rate: factor by which a training step multiplies the gradient, which is a sum over the rows.
         fresh: whether inputs are opened within the run, not before.
         ahead: whether dealing takes place before the measured time; otherwise the dealer deals
             within the measured time, when the other parties ask for material.
@@ -362,7 +362,7 @@ SYSTEMS = ("thesis", "fast", "holders", "shares")
 
 
 def rules_of(workload: Workload, system: str) -> Rules | None:
-    """Return a mode's rules; 1/sqrt is steep near 0, so both modes have thesis mode's bits.
+    """Return a mode's rules; for 1/sqrt, which is steep near 0, both modes use thesis mode's bits.
 
     Returns:
         None for holders, whose shares have no modes.

@@ -78,7 +78,7 @@ def modelled_s(pattern: Pattern, wan: Wan) -> float:
 
 
 class LinesJob(Settings):
-    """Job: run one party in a process that tests a network; it contains the party's own address."""
+    """Job: run one party of a network test in a process; contains the party's own address."""
 
     party: str
     host: str
@@ -139,7 +139,8 @@ def bench_lines(
 
     Args:
         wan: network link of every party.
-        network: tun, proxy or model; by default all networks that are available.
+        network: tun, proxy or model (see `benchmarks.emulation`); by default all networks that are
+            available.
         turns: number of turns of each pattern, after the first turn.
         pattern: names of patterns; by default, all of them.
 

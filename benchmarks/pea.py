@@ -1,4 +1,4 @@
-"""The tables of PEA (2022): the benefit of features, of first models and of shared noise.
+"""The tables of PEA (2022): the benefit of features, of initial models and of joint noise.
 
 Three holders of rows train linear models by DP-SGD with the update rule of `vfl.mpc.secure_dpsgd`,
 on MNIST, CIFAR-10 and film reviews. Most accuracies are computed with the same arithmetic in
@@ -425,7 +425,7 @@ def _after(
 
 
 def noise_table(task: Task, epsilons: Sequence[float], seeds: int) -> Iterator[PeaRow]:
-    """Compare the holders' joint noise with noise of one, of each holder, and in each row."""
+    """Compare the holders' joint noise with noise of one or each holder, and on each row."""
     inputs, test = task.features, slice(task.train, None)
     own = (inputs[: task.train], task.labels[: task.train])
 
@@ -491,7 +491,7 @@ def released_rows(task: Task, own: Rows, epsilon: float) -> Rows:
     inputs, labels = own
     secret = Secret.fresh()
     short = inputs * (_LONGEST / inputs.norm(dim=1, keepdim=True)).clamp(max=1)
-    # Replacing a row by another row changes it by at most twice the norm bound.
+    # Replacing a row by another row changes the released row by at most twice the norm bound.
     deviation = 2 * _LONGEST * task.noise_of_release(epsilon / 2)
     noisy = short + deviation * torch.from_numpy(secret.normal(tuple(short.shape), "rows", 0))
     kept = math.exp(epsilon / 2) / (math.exp(epsilon / 2) + task.classes - 1)

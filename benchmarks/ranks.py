@@ -47,7 +47,7 @@ WARMUP_STEPS, STEPS, REPEATS = 3, 10, 5
 QUICK_STEPS = 3
 _COMPUTED = (2, 8)
 
-#: Measurements of the processes with one rank number, by party.
+#: Type: measurements, by party, of the processes that have the same rank number.
 _Step = Mapping[str, Measurement]
 
 
@@ -61,8 +61,8 @@ class RankRow:
         how: "measured" or "computed".
         cpu_ms: CPU time of the two parties' processes with the same rank number; these two
             processes work one after the other.
-        collectives_ms: part of this CPU time that messages between ranks take, summed over both
-            parties; 0 for one rank.
+        collectives_ms: part of `cpu_ms` that messages between ranks take, summed over both parties;
+            0 for one rank.
         wall_ms: median duration of a step at rank 0 of the label party; 0 for computed rows.
         speed: speed relative to one rank, by wall time; for computed rows, by CPU time.
         work: CPU time of all processes, divided by the CPU time with one rank.
@@ -97,7 +97,7 @@ def bench_ranks(
         steps: number of timed steps in a turn.
         repeats: number of turns.
         seed: seed of rows, weights and batch order.
-        quick: only check that the benchmark runs.
+        quick: whether to only check that the benchmark runs.
     """
     if quick:
         steps, repeats = QUICK_STEPS, 1

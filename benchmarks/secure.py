@@ -63,8 +63,9 @@ def bench_secure(
         repeats: number of turns; by default 40, or 5 over a network link.
         seed: seed of rows, weights and batch order.
         wan: network link between the parties; None leaves the loopback interface unchanged.
-        network: kind of the emulated network: auto, tun, proxy or model.
-        quick: only check that the benchmark runs.
+        network: kind of the emulated network: auto, tun, proxy or model; see
+            `benchmarks.emulation`.
+        quick: whether to only check that the benchmark runs.
 
     Raises:
         BadOptionError: no network has this name.

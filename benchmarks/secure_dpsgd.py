@@ -104,7 +104,7 @@ def _features(spec: str, inputs: Tensor) -> Tensor:
 
 
 def accuracy(weights: Tensor, rows: Rows) -> float:
-    """Return the fraction of rows whose largest output is at their class."""
+    """Return the fraction of rows whose largest output is that of their class."""
     inputs, labels = rows
     found = (inputs @ weights[:-1] + weights[-1]).argmax(1)
     return float((found == labels).double().mean())
@@ -177,7 +177,7 @@ class Kind:
         )
 
     def beginning(self, terms: SecureSgd, public: int) -> LocalStart | None:
-        """Return the start from separately trained models; each trained for as many epochs.
+        """Return the start from models trained separately, for as many epochs as the joint one.
 
         The start from the best model also needs public rows.
         """

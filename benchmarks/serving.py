@@ -583,12 +583,15 @@ def bench_serving(
         clients: numbers of simultaneous clients; if parties are killed, the largest number.
         seconds: duration of a turn in seconds, or of the whole load if parties are killed.
         rounds: number of turns of each server.
-        drift: measure the cost of counting drift instead.
-        middle: measure the cost of a middle party instead.
-        trees: compare a hundred trees with a network instead.
-        kill_s: kill a feature party each time after this many seconds instead.
-        stop_s: stop the party for this many seconds instead of killing it.
-        quick: only check that the benchmark runs.
+        drift: whether to measure the cost of counting drift, instead of comparing with one process.
+        middle: whether to measure the cost of a middle party, instead of comparing with one
+            process.
+        trees: whether to compare a hundred trees with a network, instead of comparing with one
+            process.
+        kill_s: seconds between two kills of a feature party; with it, the benchmark measures faults
+            instead.
+        stop_s: seconds for which the party is stopped instead of killed.
+        quick: whether to only check that the benchmark runs.
     """
     if kill_s is not None:
         return bench_faults(seconds or 600.0, kill_s, stop_s, max(clients or [FAULT_CLIENTS]))

@@ -167,7 +167,7 @@ class Standing:
         self._start(side, "up", self.folder / "project" / side, marker="is connected")
 
     def kill(self, side: str, kill: Kill) -> set[int]:
-        """Kill some processes of a party; return the rest, which must end by themselves."""
+        """Kill some processes of a party; return its others, which must end by themselves."""
         top = self._running[side].pid
         family = {pid: harness.called(pid) for pid in harness.family(top)}
         match kill:
@@ -253,7 +253,7 @@ class Recorder:
             outcome.faults.append(f"status {status}, {told.get('code', 'no code')}")
 
     def _named(self, loss: Loss, now: float) -> bool:
-        """Return whether an answer may ignore the loss, because its detection takes time."""
+        """Return whether an answer may ignore a party's loss, because detection takes time."""
         told = any(at >= loss.killed_at for at, _ in self.outcome.unavailable)
         return not told and now < loss.killed_at + 1.0
 

@@ -63,7 +63,7 @@ def bench_start(turns: int = TURNS, idle_s: float = IDLE_S, quick: bool = False)
     Args:
         turns: number of turns of each command.
         idle_s: duration of the idle phase in seconds.
-        quick: only check that the benchmark runs.
+        quick: whether to only check that the benchmark runs.
 
     Raises:
         UserError: the operating system does not list its processes.

@@ -55,7 +55,8 @@ class StepCost:
         cpu_ratio, wall_ratio: CPU time and wall time, divided by those of the reference in the same
             turn.
         final_loss: mean training loss over the last epoch's steps; equal for all variants.
-        network: network of the streams: "loopback", "tun", "proxy" or "model".
+        network: network of the streams: "loopback", or a kind of `benchmarks.emulation`: "tun",
+            "proxy" or "model".
         limit_ms: least time of a step that bandwidth and delay allow; None without a network link.
     """
 
@@ -107,8 +108,9 @@ def bench_step(
         seed: seed of rows, weights and batch order.
         wan: network link of every party, such as 80mbps,40ms; None leaves the loopback interface
             unchanged.
-        network: kind of the emulated network: auto, tun, proxy or model.
-        quick: only check that the benchmark runs.
+        network: kind of the emulated network: auto, tun, proxy or model; see
+            `benchmarks.emulation`.
+        quick: whether to only check that the benchmark runs.
 
     Raises:
         BadOptionError: no workload or network has this name.

@@ -127,7 +127,7 @@ def bench_peers(
         seed: seed of rows, weights and batch order.
         wan: network link between the parties, by delayed packets (network `tun`); None leaves the
             loopback interface unchanged.
-        quick: only check that the benchmark runs.
+        quick: whether to only check that the benchmark runs.
 
     Raises:
         ConfigError: there is no such workload, or no such number of parties.

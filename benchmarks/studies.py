@@ -44,7 +44,7 @@ TABLES = {
     "bank-full.csv.gz": "bank-marketing/bank-full.csv.gz",
     "UCI_Credit_Card.csv.gz": "credit-default/UCI_Credit_Card.csv.gz",
 }
-#: Number of rows of each data source that a task uses whole.
+#: Number of rows of each data source that a task uses as a whole.
 WHOLE = {"bank-full.csv.gz": 45_211, "UCI_Credit_Card.csv.gz": 30_000, "review_polarity": 2_000}
 
 
@@ -180,7 +180,7 @@ def added(
 def by_seed(
     rows: pd.DataFrame, names: Sequence[str], figure: str
 ) -> dict[tuple[str, ...], pd.Series[float]]:
-    """Return, for each key of `names`, a value by seed; the keys keep the order of the rows."""
+    """Return a value by seed for each key, which has the columns `names`; keys keep their order."""
     return {
         tuple(map(str, key)): own.drop_duplicates("seed").set_index("seed")[figure].astype(float)
         for key, own in rows.groupby(list(names), sort=False)
@@ -193,7 +193,7 @@ def highest(found: Mapping[Key, pd.Series[float]]) -> Key:
 
 
 def over(values: Iterable[float]) -> Estimate:
-    """Return the mean of a value over its repetitions, with its interval."""
+    """Return the mean of a value over its repetitions, with its confidence interval."""
     found = estimate([float(one) for one in values])
     assert found is not None, "a repeat at least"
     return found

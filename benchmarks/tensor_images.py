@@ -29,7 +29,7 @@ class ImagesRow(Settings):
     """State of a training after some steps.
 
     Attributes:
-        where: "plain" or "shares".
+        where: "plain" (torch without vfl) or "shares".
         step: number of training steps that are finished.
         loss: loss of the last batch.
         accuracy: accuracy on the test images.
@@ -44,7 +44,7 @@ class ImagesRow(Settings):
 
 
 def network() -> nn.Sequential:
-    """Build the same network in every call; max pooling before ReLU gives equal outputs."""
+    """Build the same network in every call; max pooling and ReLU may be exchanged."""
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Conv2d(1, 16, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(),

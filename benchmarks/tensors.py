@@ -43,7 +43,8 @@ class TensorRow(Settings):
 
     Attributes:
         what: a product with its sizes, or a step of a network with its data and activation.
-        where: "plain", "pointer", "noise", "shares" or "mac".
+        where: "plain" (torch without vfl), "pointer" (a tensor at a worker), "noise" (private
+            training at workers), "shares", or "mac" (shares with MACs).
         ms: median time of a product or a step.
         ratio: time divided by the time of the same work in plain torch.
         error: error on the test rows. For housing, it is the mean squared error in squared units of

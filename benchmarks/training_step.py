@@ -67,7 +67,7 @@ class Workload:
         bottom, top: specs of the bottom and top models.
         outputs: number of classes.
         steps: number of timed steps in a turn; about one second of work.
-        aims: largest CPU time of a variant, relative to the monolith.
+        aims: target: largest CPU time that each variant should take, relative to the monolith.
         merge: "concat" or "sum".
         parties: names of the feature parties.
     """
@@ -316,7 +316,7 @@ class Setup:
         return fresh_top(self.workload, self.job.seed)
 
     def agreement(self, party: str) -> Agreement:
-        """Return a feature party's keys for a key agreement; they protect no benchmark secret."""
+        """Return a feature party's keys for a key agreement; a benchmark has no data to protect."""
         mode = secure_mode.make(self.terms.secure)
         everybody = {name: self.secret(name) for name in self.workload.parties}
         keys = mode.simulated_keys(everybody, self.terms, self.job.session, 0)[party]
@@ -329,7 +329,7 @@ class Setup:
         return Own(self.secret(party), ranks=meeting(party, job.rank, job.ranks, job.meeting))
 
     def secret(self, party: str) -> Secret:
-        """Return a party's derived secret; no value in a benchmark needs protection."""
+        """Return a party's derived secret; a benchmark has no data to protect."""
         return Secret.of_simulation(self.job.seed, party)
 
 

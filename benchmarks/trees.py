@@ -132,7 +132,7 @@ class TreesRow:
         cpu_s: CPU time of all parties together, including the computation of bins.
         cpu_ratio: CPU time divided by XGBoost's in the same turn; None if XGBoost is not installed.
         memory_ratio: peak memory of all parties together without their tables, divided by one byte
-            for each cell.
+            for each cell of the tables.
         bytes_ratio: sent bytes divided by the least bytes of the protocol; None if one process has
             all columns.
         auc: AUC on held-out rows.
@@ -198,7 +198,7 @@ def bench_trees(
         repeats: number of turns, or of seeds for real tables.
         protect: protections to measure: "order", or shares with nodes that are "known" to the
             feature parties or "hidden" from them.
-        tables: train on real tables instead.
+        tables: whether to train on real tables instead of a synthetic one.
         only: name of the only table to train on.
         out: CSV file for the results on real tables; each result is written as soon as it is
             measured.

@@ -4,9 +4,10 @@
 
 The simulated victims have one of two gains: exactly the margin, for which the verdict "no easier"
 is wrong, or exactly 0, for which "easier" is wrong. Label-free bottoms have a gain of 0. The gains
-follow three distributions: normal, exponential in either direction, and two-point. With a two-point
-distribution, the cut costs a victim's attacker at most the margin. All values are in percentage
-points, and the margin is 1; each value is the worst one over standard deviations from 0.3 to 3.
+follow three distributions: normal, exponential in either direction, and two-point. Two-point
+distributions use only standard deviations up to 1, so that having the cut costs an attacker at most
+the margin. All values are in percentage points, and the margin is 1; each value is the worst one
+over standard deviations from 0.3 to 3.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class VerdictRow:
         wrong_no_easier, wrong_easier: fraction of wrong verdicts, for gains of exactly the margin
             and of exactly 0.
         covered: fraction of the intervals that contain the true mean.
-        no_easier: fraction of verdicts "no easier" for gains of exactly 0 and one standard
-            deviation.
+        no_easier: fraction of verdicts "no easier" for gains with mean exactly 0 and the one
+            standard deviation that `law` names.
     """
 
     law: str

@@ -160,7 +160,8 @@ def bench_wan(
         learning_rate: learning rate of Adam at every party.
         epochs: number of passes over the training rows.
         seed: seed of rows and initial weights.
-        network: kind of the emulated network: auto, tun, proxy or model.
+        network: kind of the emulated network: auto, tun, proxy or model; see
+            `benchmarks.emulation`.
         tests: number of evaluations of the test rows in each epoch.
         rows: number of rows of the data set to use.
 

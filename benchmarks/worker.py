@@ -38,7 +38,7 @@ class BenchmarkWorker(Worker):
     Args:
         name: module of `benchmarks` whose `work` the process runs.
         at: prefix of the command line, if the process runs in an emulated network.
-        command: another program and its arguments, to run instead.
+        command: another program and its arguments, to run instead of Python.
     """
 
     def __init__(self, name: str, at: Sequence[str] = (), command: Sequence[str] = ()) -> None:
@@ -72,7 +72,7 @@ def processes(
             in messages.
         network: network that connects the parties.
         parties: parties that get a process; by default, all parties of the network.
-        command: another program and its arguments, to run instead.
+        command: another program and its arguments, to run instead of Python.
     """
     with ExitStack() as stack:
         yield {

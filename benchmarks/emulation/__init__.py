@@ -63,8 +63,8 @@ def open_network(parties: Sequence[str], wan: Wan | None, kind: str = "auto") ->
     Args:
         parties: names of the network's parties.
         wan: network link of every party; None is the plain loopback interface.
-        kind: "auto", "tun" or "proxy"; a computed network (`LinkModel`) cannot be opened for
-            processes.
+        kind: "tun" delays packets, "proxy" delays the bytes of TCP connections, and "auto" takes
+            `tun` if it works here; a computed network (`LinkModel`) cannot be opened for processes.
 
     Raises:
         BadOptionError: no emulation has this name.

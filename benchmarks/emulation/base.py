@@ -298,7 +298,7 @@ class _ModelStar:
 
 
 class _Taken:
-    """The middle party's end of a stream whose frame `receive_any` has already received."""
+    """The central party's end of a stream; returns the frame that `receive_any` received last."""
 
     def __init__(self, link: TransportLink) -> None:
         self._link, self.frame = link, Frame(Kind.DONE, 0)

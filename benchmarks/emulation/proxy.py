@@ -16,8 +16,8 @@ from benchmarks.emulation.base import LOOPBACK, Address, Egress, Network, Wan
 
 Way = Literal["up", "down"]
 _PIECE_BYTES = 16 * 1024
-#: Socket option with which a close resets the connection, so that a sender that waits for room
-#: stops.
+#: Socket option with which a close resets the connection, so that a sender that waits for buffer
+#: space stops.
 _RESET = struct.pack("ii", 1, 0)
 _BUFFER_BYTES = 64 * 1024
 _UNLIMITED_BYTES = 16 * 1024 * 1024
@@ -230,7 +230,7 @@ class _Travelling:
         self._changed = threading.Condition()
 
     def add(self, arrival: float, data: bytes) -> None:
-        """Add bytes to the bytes in transit, when there is room."""
+        """Add bytes to the bytes in transit; wait while the link holds its maximum."""
         with self._changed:
             self._changed.wait_for(lambda: self._bytes < self._most_bytes)
             self._pieces.append((arrival, data))

@@ -84,7 +84,7 @@ class Peer:
         return stepped
 
     def _decoder(self, step: dict[str, Any]) -> dict[str, Any]:
-        """Return the scores of the next token, and the index of the largest score."""
+        """Return the logits of the next token, and the index of the largest logit."""
         torch, cat, own, heads = self._torch, self._crypten.cat, self._own, step["heads"]
         cos, sin = torch.tensor(step["cos"]), torch.tensor(step["sin"])
         steps, x = len(cos), own["inputs"].matmul(own["tokens"])

@@ -142,7 +142,7 @@ def _program(jax: Any, task: dict[str, Any], names: list[str]) -> Any:
 
 
 def _decoder(jax: Any, step: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return the scores of the next token, and the index of the largest score."""
+    """Return the logits of the next token, and the index of the largest logit."""
     jnp, heads = jax.numpy, step["heads"]
     cos, sin = np.array(step["cos"], np.float32), np.array(step["sin"], np.float32)
     steps = len(cos)

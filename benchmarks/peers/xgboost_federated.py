@@ -1,4 +1,4 @@
-"""XGBoost's vertical mode: ``PYTHON -I xgboost_federated.py`` plays its server or a party.
+"""XGBoost's vertical mode: ``PYTHON -I xgboost_federated.py`` runs its server or one party.
 
 This program runs in an environment whose XGBoost has the federated plug-in, and imports no part of
 vfl. It reads a line of JSON from standard input. For the server, the line has a port and the number
@@ -37,7 +37,7 @@ def main() -> None:
         federated.run_federated_server(job["parties"], job["port"], blocking=False)
         tell()
         sys.stdin.read()
-    os._exit(0)  # the server has no signal for its end
+    os._exit(0)  # no signal ends the server
 
 
 def party(job: dict[str, Any]) -> dict[str, Any]:
