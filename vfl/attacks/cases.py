@@ -89,7 +89,7 @@ def draw_leak(labels: Tensor, k: int, draw: torch.Generator, classes: int | None
 
 
 def top_recipe(experiment: Experiment, classes: int) -> TopMaker:
-    """Return a function that makes a top like the label party's, for cuts of a given width."""
+    """Return a function that makes untrained tops, as in the experiment, for given cut widths."""
     return lambda width: models.make_top(experiment.label.top).build(width, classes)
 
 

@@ -272,9 +272,9 @@ class _Tapped:
 class Victim:
     """Three parties in threads: P0 owns the inputs, P1 the weights and targets; P2 attacks.
 
-    This class is a context manager. The class records the frames that P2 receives, from the time
-    when the parties have agreed on keys. From then on, P2 receives only the two permuted shares of
-    each request, and adds these shares as the protocol prescribes.
+    `Victim` is a context manager. The class records the frames that P2 receives, from the time when
+    the parties have agreed on keys. From then on, P2 receives only the two permuted shares of each
+    request, and adds these shares as the protocol prescribes.
 
     Args:
         layers: the network.

@@ -18,7 +18,9 @@ from vfl.core.errors import NonFiniteError
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Return the share of rows whose true class has the largest score; (rows, classes), (rows,).
+    """Return the share of rows whose true class has the largest score.
+
+    Scores have axes (rows, classes), labels have axes (rows,).
 
     >>> accuracy(torch.tensor([[0.2, 0.8], [0.9, 0.1]]), torch.tensor([1, 1]))
     0.5
@@ -100,7 +102,7 @@ def auc(scores: Tensor, positive: Tensor) -> float:
 def rate_at(scores: Tensor, positive: Tensor, false_rate: float = 0.01) -> float:
     """Return the share of positive rows that score higher than 1 - `false_rate` of negative rows.
 
-    This measure shows if an attacker is certain about a few rows, which an average over rows hides
+    The share shows if an attacker is certain about a few rows, which an average over rows hides
     (Carlini et al. 2022).
 
     >>> rate_at(torch.tensor([0.1, 0.4, 0.7, 0.9]), torch.tensor([False, False, True, True]))

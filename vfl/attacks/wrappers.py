@@ -65,10 +65,10 @@ class Averaging(Wrapper):
     """Averages the recorded cuts of each row, and passes the mean cuts to another attack.
 
     If the noise is independent in each cut, the mean of n cuts has noise of 1/sqrt(n) of the
-    standard deviation. This helps a label party that reconstructs a feature party's columns from
-    noisy cuts. A feature party adds the noise itself, so it need not remove noise. With
-    "snapshots", it averages the outputs of its own bottom from several epochs. This mean contains
-    less of the details that a single late bottom has memorised.
+    standard deviation. Averaging helps a label party that reconstructs a feature party's columns
+    from noisy cuts. A feature party adds the noise itself, so it need not remove noise. With
+    "snapshots", it averages the outputs of its own bottom from several epochs. The mean of the
+    outputs contains less of the details that a single late bottom has memorised.
 
     Args:
         of: the other attack: a name, or a spec with one option, such as `inversion:steps=200`.

@@ -1,8 +1,9 @@
 """The codec contract: encode and decode a cut, and the gradient of the cut.
 
-Each of the two parties of a connection has a codec object. Both parties build this object from the
-same spec. The parties agree on the cut's width in the handshake; the number of rows in a payload
-follows from the step. So a decoder never uses a payload to decide how much memory to allocate.
+Each of the two parties of a connection has a codec object. Both parties build the codec object from
+the same spec. The parties agree on the cut's width in the handshake; the number of rows in a
+payload follows from the step. So a decoder never uses a payload to decide how much memory to
+allocate.
 """
 
 from __future__ import annotations

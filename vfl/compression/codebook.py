@@ -27,11 +27,11 @@ class ProductQuantise(Codec):
     """Sends, for each piece of a row, the index of the nearest vector in a small codebook.
 
     The codec divides each row of the cut into `pieces` pieces of equal length. k-means over all
-    pieces of a batch finds `clusters` vectors. These vectors are the codebook, which is sent with
-    the batch. The label party returns all values of the gradient at the sent (quantised) cut. The
-    feature party adds `correction` x (cut - sent cut) to this gradient, which keeps cuts near the
-    codebook. **A query is sent with all values as float32**, because with a codebook a row's sent
-    values would depend on the other rows of its batch.
+    pieces of a batch finds `clusters` vectors. The found vectors are the codebook, which is sent
+    with the batch. The label party returns all values of the gradient at the sent (quantised) cut.
+    The feature party adds `correction` x (cut - sent cut) to this gradient, which keeps cuts near
+    the codebook. **A query is sent with all values as float32**, because with a codebook a row's
+    sent values would depend on the other rows of its batch.
 
     Source: Wang, Qi, Rawat, Reddi, Waghmare, Yu, Joshi 2022, "FedLite: a scalable approach for
     federated learning on resource-constrained clients".

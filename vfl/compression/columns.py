@@ -183,9 +183,9 @@ def keep_chances(deviations: Floats, keep: float) -> Floats:
 def bits_of_columns(ranges: Floats, mean_bits: float) -> Bits:
     """Return integers, on average `mean_bits`, that minimise the sum of (range / 2^bits)^2.
 
-    Each further bit goes to the column whose squared error it reduces most. This is optimal,
-    because each further bit reduces a column's error by less than the bit before. All steps are
-    exact in floating point, so both parties compute the same numbers of bits.
+    Each further bit goes to the column whose squared error it reduces most. The greedy choice is
+    optimal, because each further bit reduces a column's error by less than the bit before. All
+    steps are exact in floating point, so both parties compute the same numbers of bits.
 
     Args:
         ranges: range of each column's values, axes (columns,), at least 0; a column of range 0 gets

@@ -1,9 +1,9 @@
 """Error feedback: encoder and decoder store an estimate of each row's cut and send its change.
 
 If a row was sent before, the feature party sends the compressed difference between the row's new
-cut and its stored estimate. Both parties then add the compressed difference to the estimate. Frames
-of later steps send the values that an earlier frame left out. So, as the training converges, the
-error of sending only k values disappears.
+cut and its stored estimate. Both parties then add the compressed difference to their estimate of
+the row's cut. Frames of later steps send the values that an earlier frame left out. So, as the
+training converges, the error of sending only k values disappears.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class ErrorFeedback(RowFeedback):
     Source: Valdeira, Xavier, Soares, Chi, "Communication-efficient Vertical Federated Learning via
     Compressed Error Feedback", IEEE Transactions on Signal Processing 2025.
 
-    This is the paper's algorithm 1 with private labels. The label party computes the gradient at
-    the estimated cut, and returns all its values. Each party stores a float32 vector for each
+    The codec is the paper's algorithm 1 with private labels. The label party computes the gradient
+    at the estimated cut, and returns all its values. Each party stores a float32 vector for each
     training row.
 
     Args:

@@ -65,9 +65,10 @@ class L1(Rectified):
 
     Source: thesis section 3.2, where the weight is fixed and multiplies the sum over the whole
     batch. In vfl, the option `target` sets the number of values above zero instead. After each
-    step, the weight grows or shrinks in proportion to the logarithm of count / target. The target
-    itself falls from half the width to `target` within `anneal` steps. Queries are computed without
-    dropout; the numbers of values above zero in them correct the numbers counted in training.
+    step, the weight is multiplied by a power of count / target, where count is the number of values
+    above zero per row. The target itself falls from half the width to `target` within `anneal`
+    steps. Queries are computed without dropout; the numbers of values above zero in them correct
+    the numbers counted in training.
 
     Args:
         target: wanted number of values above zero per row at inference; 0 keeps the weight

@@ -1,9 +1,9 @@
 """Top-k: sends the k values of largest magnitude in each row, and their indices.
 
-`RandTopK` replaces some of these values at random in training. Both of its random laws (option
-`law`) replace a random number m of the top k indices by the same number of other indices. For a
-given m, every choice of indices is equally likely, so a law is defined by the distribution of m,
-for cuts of width d:
+`RandTopK` replaces some of these values at random in training. Both random laws (option `law`)
+replace a random number m of the top k indices by the same number of other indices. For a given m,
+every choice of indices is equally likely, so a law is defined by the distribution of m, for cuts of
+width d:
 
 - sequential: m = min(Binomial(k, alpha), d - k), which is exactly thesis equation (3-19);
 - multinomial: k indices are drawn without replacement, where each top index has the weight

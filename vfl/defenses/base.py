@@ -23,7 +23,7 @@ the label party also has columns, the cut of these columns never leaves the labe
 defense wraps the bottom of these columns, and `loss` does not receive their cut among its `cuts`.
 
 `Chain` joins several defenses. A member of a chain can refuse a kind of labels that it cannot
-protect. It can also refuse other members, and models, that would invalidate its guarantee.
+protect. A member can also refuse other members, and models, that would invalidate its guarantee.
 """
 
 from __future__ import annotations
@@ -247,8 +247,8 @@ class Defense:
     def received(self, cut: Tensor, grad: Tensor, context: StepContext) -> Tensor:
         """Return the gradient that the feature party uses instead of the received gradient.
 
-        Both tensors are detached and have axes (rows, width). If the codec changes the width, both
-        tensors have the codec's width.
+        The tensors `cut` and `grad` are detached and have axes (rows, width). If the codec changes
+        the width, both tensors have the codec's width.
 
         Raises:
             PeerError: no honest label party would send a gradient like the received one.
@@ -405,7 +405,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 def require_classes(defense: str, kind: LabelKind) -> int:
-    """Return the number of classes.
+    """Return the number of classes; refuse the labels of a regression.
 
     Raises:
         SpecError: the labels are numbers for a regression.

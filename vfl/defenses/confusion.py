@@ -21,9 +21,9 @@ class Confusion(Defense):
     """The label party trains on soft labels from its own autoencoder, and decodes predictions.
 
     Source: Zou et al. 2022 (CAE). Before the first step, the label party trains a soft label for
-    each class y, called its code. It also trains a decoder, with layers of sizes C -> 6C -> C for C
-    classes, from soft labels to classes. (The paper computes codes with an encoder of one-hot
-    labels.) Training minimises
+    each class y, called its code. The label party also trains a decoder from soft labels to
+    classes, with layers of sizes C -> 6C -> C for C classes. (The paper computes codes with an
+    encoder of one-hot labels.) Training minimises
 
         CE(y, decoded) - contrast x log(1 - code_y) - entropy x H(code)
 

@@ -37,8 +37,8 @@ def label_distances(labels: Tensor) -> Tensor:
 def distance_correlation(one: Tensor, other: Tensor) -> Tensor:
     """Return the squared distance correlation of two variables of a batch's rows; 0: independent.
 
-    For the doubly centred distances A and B of the two variables, it is sum(A B) / sqrt(sum(A^2)
-    sum(B^2)) (Szekely et al. 2007; thesis eq 4-23 and 4-24; this is the square).
+    For the doubly centred distances A and B of the two variables, the result is sum(A B) /
+    sqrt(sum(A^2) sum(B^2)) (Szekely et al. 2007; thesis eq 4-23 and 4-24; this is the square).
 
     Args:
         one: distances between the rows' values of the first variable, axes (rows, rows).
@@ -64,10 +64,10 @@ class LabelCorrelation(Defense):
 
     Source: Sun et al. 2022; eq 4-23 of the thesis, where this defense is the baseline. Each batch
     gives an estimate of the distance correlation; larger batches give better gradients. Only the
-    label party runs this defense, in training; it has no state. The defense has a weakness: the cut
-    still separates the classes, but along directions in which cuts vary little. An attacker who
-    fine-tunes a network does not use these directions, but an attacker who standardises the cut
-    uses them. The defense states no guarantee.
+    label party runs this defense, only in training; the defense has no state. The defense has a
+    weakness: the cut still separates the classes, but along directions in which cuts vary little.
+    An attacker who fine-tunes a network does not use these directions, but an attacker who
+    standardises the cut uses them. The defense states no guarantee.
 
     Args:
         alpha: weight of the squared distance correlation in the label party's loss.
@@ -94,8 +94,8 @@ class NoPeek(Defense):
 
     Source: Vepakomma et al. 2020; thesis eq 2-5. The defense makes it harder to reconstruct a row's
     inputs from the row's cut, but does not protect labels. Only the feature party runs this
-    defense, only in training; it has no state. If the cut is wider, a batch's estimate of the
-    correlation is less exact. The defense states no guarantee.
+    defense, only in training; the defense has no state. If the cut is wider, a batch's estimate of
+    the correlation is less exact. The defense states no guarantee.
 
     Args:
         alpha: weight of the squared distance correlation, relative to the gradient from the label

@@ -196,8 +196,9 @@ def respond_with_prior(
 def answers_of(priors: np.ndarray, epsilon: float) -> tuple[np.ndarray, np.ndarray]:
     """Return each row's classes, most probable first, and the number k of classes to answer with.
 
-    This k maximises the expected number of labels that stay true (Ghazi et al. 2021, algorithm 2).
-    For priors of axes (rows, classes), the results have axes (rows, classes) and (rows,).
+    The returned k maximises the expected number of labels that stay true (Ghazi et al. 2021,
+    algorithm 2). For priors of axes (rows, classes), the results have axes (rows, classes) and
+    (rows,).
     """
     order = np.argsort(-priors, axis=1, kind="stable")
     reached = np.cumsum(np.take_along_axis(priors, order, axis=1), axis=1)
@@ -229,8 +230,8 @@ class TwoStageLabelDP(Defense):
 
     Source: Ghazi et al. 2021, "Deep learning with label differential privacy", LP-2ST, which is
     LP-MST with two stages. The paper computes the prior in a separate pass over the late rows. This
-    class uses the top's outputs for the late rows in their training batches, so it sends no further
-    message.
+    class uses the top's outputs for the late rows in their training batches, so the label party
+    sends no further message.
 
     Args:
         epsilon: epsilon of the guarantee for one row's label.

@@ -3,7 +3,7 @@
 `LabelFree` bottoms never learn from a label; they are the simplest reference for other defenses
 that protect labels. `Anchored` bottoms add a small part that learns from labels to a large part
 that never learns (principal components). `Pretrained` bottoms first learn without labels and then
-from labels; this helps if few rows have labels.
+from labels; such a start helps if few rows have labels.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class Pretrained(Defense):
 
     Before the first step, the bottom learns from the inputs of the party's training rows, and of
     its unaligned rows (rows that other parties do not have). So fewer labelled rows are enough for
-    the training. This class protects no data. It is in this file because its bottoms start like
-    `LabelFree` bottoms; afterwards they are not frozen.
+    the training. `Pretrained` protects no data. The class is in this file because its bottoms start
+    like `LabelFree` bottoms; afterwards they are not frozen.
 
     Args:
         kind: label-free objective of the learning before the first step: any kind of `LabelFree`
@@ -164,8 +164,8 @@ class Pretrained(Defense):
 
     Raises:
         BadOptionError: an option is out of range.
-        SpecError: `LabelFree` or `Anchored` is in the same chain; both make the bottom in another
-            way.
+        SpecError: `LabelFree` or `Anchored` is in the same chain; both make the bottom in a way
+            that this class cannot combine.
 
     >>> Pretrained(epochs=5).fit_epochs
     5
@@ -234,12 +234,12 @@ class Anchored(Defense):
     The components alone lose little accuracy, and a linear learned part (``bottom =
     "mlp:hidden=none"``) makes up for the loss. In each step, the change of the cut is `rate` times
     the change in a training without this defense. If the defense `potential:norm=no` is in the same
-    chain, the learned part discloses less about labels. The design is vfl's own. It applies the
-    idea of fine-tuning that stays near the starting point (Li et al. 2018, L2-SP); here, the
-    label-free components are the starting point. Only feature parties run this defense. Before the
-    first step, each feature party computes the components of its training rows. The components are
-    saved with the party's weights. Leakage can be measured but has no guaranteed bound, so the
-    defense states no guarantee.
+    chain, the learned part discloses less about labels. The design is vfl's own. `Anchored` applies
+    the idea of fine-tuning that stays near the starting point (Li et al. 2018, L2-SP); its starting
+    point are the label-free components. Only feature parties run this defense. Before the first
+    step, each feature party computes the components of its training rows. The components are saved
+    with the party's weights. Leakage can be measured but has no guaranteed bound, so the defense
+    states no guarantee.
 
     Args:
         rate: factor of the learned part; for comparison, the components have mean variance 1.

@@ -90,9 +90,9 @@ class Potential(Defense):
     same meaning as `alpha`. With `norm`, each feature party's bottom ends with layer normalisation
     (without scale and shift), so that cuts lie on a sphere. The thesis requires this normalisation,
     although angles between rows do not depend on the rows' norms. Both parties run this defense
-    from the same spec, starting with the first training step; it has no state. The defense states
-    no guarantee: an attacker who whitens the cut, has unlabelled rows, or reads an earlier layer of
-    the bottom can still find the classes.
+    from the same spec, starting with the first training step; the defense has no state. The defense
+    states no guarantee: an attacker who whitens the cut, has unlabelled rows, or reads an earlier
+    layer of the bottom can still find the classes.
 
     Args:
         alpha: weight of the potential energy in the label party's loss.
@@ -150,7 +150,7 @@ class LayerNorm(Defense):
     correctly from plain cuts and 97 % from normalised cuts. Losses that need a bounded cut use this
     layer (`potential` contains it). Tables that compare defenses have a separate row for
     `layer_norm`, which shows its effect without such a loss. Only the feature party runs this
-    defense; it has no state and no guarantee.
+    defense; the defense has no state and no guarantee.
 
     >>> import torch
     >>> wrapped = LayerNorm().wrap_bottom(nn.Identity(), width=2)

@@ -78,9 +78,9 @@ class Probe(Defense):
     simulated attacker has `support` labels in even steps and twice as many in odd steps, so batches
     should have about 256 rows. A top with a hidden layer can still learn the classes from such
     cuts. The design is our own: adversarial regularisation, with ridge regression as an adversary
-    in closed form (Bertinetto et al. 2019). Only the label party runs this defense, in training; it
-    has no state. The defense states no guarantee, because attackers with nonlinear classifiers or
-    with unlabelled rows can still find the classes.
+    in closed form (Bertinetto et al. 2019). Only the label party runs this defense, only in
+    training; the defense has no state. The defense states no guarantee, because attackers with
+    nonlinear classifiers or with unlabelled rows can still find the classes.
 
     Args:
         alpha: weight of the alignment in the label party's loss.

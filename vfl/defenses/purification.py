@@ -112,7 +112,7 @@ class PurifyingTop(JudgingTop):
     def purify(self, cut: Tensor) -> tuple[Tensor, Tensor]:
         """Return repaired cuts (standardised), and a mask of the values to take from them.
 
-        Both tensors have axes (rows, width).
+        The cuts and the mask have axes (rows, width).
         """
 
 

@@ -165,9 +165,9 @@ class CusText(Sanitisation):
     The vocabulary is divided into disjoint sets. To form sets, the defense takes the words in the
     order of their numbers, so frequent words come first. A word that is in no set so far forms a
     set with the nearest words that also are in no set. Within a set, the probability P(y | x) of
-    the substitute y is proportional to exp(epsilon u / 2). Here u falls from 1 for x itself to 0
-    for the word farthest from x. So epsilon bounds how well an attacker can distinguish two words
-    of one set; the substitute discloses the set.
+    the substitute y is proportional to exp(epsilon u / 2). The utility u falls from 1 for x itself
+    to 0 for the word farthest from x. So epsilon bounds how well an attacker can distinguish two
+    words of one set; the substitute discloses the set.
 
     Source: Chen et al. 2023, "A customized text sanitization mechanism with differential privacy"
     (ACL Findings): its mapping and its sampling function.

@@ -130,8 +130,8 @@ class SplitAndDenoise(Defense):
 def _drawn(secret: Secret, rows: int, width: int, *stream: str | int) -> np.ndarray:
     """Draw noise z with density proportional to exp(-|z|), float64, axes (rows, width).
 
-    The direction of the noise is uniform. Its length has the Gamma distribution of a sum of `width`
-    independent exponential random numbers.
+    The direction of the noise is uniform. The length of the noise has the Gamma distribution of a
+    sum of `width` independent exponential random numbers.
     """
     direction = secret.normal((rows, width), "split_and_denoise direction", *stream)
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)

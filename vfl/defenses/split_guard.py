@@ -30,20 +30,21 @@ class SplitGuard(Defense):
     """Shuffles the rows of some batches; an honest label party returns other gradients for these.
 
     In the original method (Erdogan et al. 2022, arXiv 2108.09052), the party with the labels sends
-    false labels with some batches. In vfl, the feature party has no labels. It permutes the rows of
-    some batches instead, so that each row is paired with the label of another row. For an honest
-    top, such a batch has wrong labels. Then cut^T gradient (the gradient that a last linear layer
-    of the bottom would have) has a larger norm and another direction than in regular batches. A
-    dishonest label party that trains the bottom for its own target, as in feature-space hijacking
-    (Pasquini et al. 2021), uses no labels. So a dishonest label party returns similar gradients for
-    shuffled and for regular batches. The feature party does not learn from a shuffled batch.
+    false labels with some batches. In vfl, the feature party has no labels. The feature party
+    permutes the rows of some batches instead, so that each row is paired with the label of another
+    row. For an honest top, such a batch has wrong labels. Then cut^T gradient (the gradient that a
+    last linear layer of the bottom would have) has a larger norm and another direction than in
+    regular batches. A dishonest label party that trains the bottom for its own target, as in
+    feature-space hijacking (Pasquini et al. 2021), uses no labels. So a dishonest label party
+    returns similar gradients for shuffled and for regular batches. The feature party does not learn
+    from a shuffled batch.
 
     Each shuffled batch gives a score, which is high if its gradients differ from those of regular
     batches. The feature party ends a training if two values are below `threshold`: the mean of the
     latest scores, and the newest score, which uses the most batches. In a test on bank marketing
     (12 % positives, the first table of the leaderboard), the defense ended none of 20 honest
-    trainings (seeds 0 to 19). It ended all 8 hijacked trainings, between 79 and 136 steps after
-    step `start`. If the mean were the only criterion, the defense would also end the honest
+    trainings (seeds 0 to 19). The defense ended all 8 hijacked trainings, between 79 and 136 steps
+    after step `start`. If the mean were the only criterion, the defense would also end the honest
     training with seed 2. The reason is that the first scores use only two or three batches, and the
     noise of these scores is ten times their mean.
 

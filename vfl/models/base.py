@@ -34,7 +34,7 @@ class Bottom(ABC):
             width: width of the cut.
 
         Returns:
-            A module that maps float32 rows of axes (rows, *shape) to axes (rows, width).
+            A module that maps float32 rows, axes (rows, *shape), to cuts, axes (rows, width).
 
         Raises:
             SpecError: this bottom cannot read rows of this shape, or cannot produce this width.

@@ -1,8 +1,8 @@
 """Transformers of plain torch modules: decoders, text encoders and picture encoders.
 
 One class for the architecture of a block covers the published families, from GPT-2 to Gemma 3, BERT
-and CLIP. Its attributes state where norms are, how a token's position enters, and to which tokens a
-token attends. `vfl.models.pretrained` reads the published weights.
+and CLIP. The attributes of `BlockShape` state where norms are, how a token's position enters, and
+to which tokens a token attends. `vfl.models.pretrained` reads the published weights.
 """
 
 from __future__ import annotations
@@ -579,7 +579,7 @@ def generate(model: nn.Module, prompt: Sequence[int], count: int) -> list[int]:
 
 
 class Vectors(_Stack):
-    """A table of word vectors, such as GloVe's; it has no blocks.
+    """A table of word vectors, such as GloVe's, without transformer blocks.
 
     Args:
         shape: its sizes.

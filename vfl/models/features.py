@@ -108,7 +108,7 @@ class PretrainedBottom(Bottom):
 
     A decoder can answer a question. For example, with ``prompt=All in all the film was`` and
     ``words=good-bad``, a text's features are the logits of the two answers (Brown et al. 2020,
-    section 2.1). These features are few and informative, so noise on gradients costs little
+    section 2.1). These logits are few and informative features, so noise on gradients costs little
     accuracy.
 
     Args:
@@ -130,8 +130,8 @@ class PretrainedBottom(Bottom):
             features. 0 means that all values are tokens.
         prompt: text, such as a question, that is appended to each row as a new paragraph.
         words: answers to the question, separated by dashes, each of one token. The features are the
-            logits of these answers after the last token. This option needs a decoder, pool=last and
-            layer=-1.
+            logits of these answers after the last token. The option `words` needs a decoder,
+            pool=last and layer=-1.
         precision: "bfloat16" computes a frozen model in automatic mixed precision.
         keep: where to cache a frozen model's features: in "memory", or on "disk", in private files
             in the folder of models, whose keys follow from the content of each row.

@@ -2,9 +2,9 @@
 
     words -> DecoderFront -- cut, a vector a word --> DecoderMiddle -- one vector --> head
 
-All parts have weights of one `vfl.models.decoder.Decoder`. These weights are random or pretrained
-(from any decoder that `vfl.models.pretrained` reads). Training changes all weights, or only
-low-rank adapters of frozen weights.
+All parts have weights of one `vfl.models.decoder.Decoder`. The decoder's weights are random or
+pretrained (from any decoder that `vfl.models.pretrained` reads). Training changes all weights, or
+only low-rank adapters of frozen weights.
 """
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ class DecoderFront(_Parts, Bottom):
 class DecoderMiddle(_Parts, Bottom):
     """Runs the further blocks and the final norm; the output is the mean vector over all words.
 
-    Its input is the merged cut of a single feature party, for example at the server of a U-shape.
+    The input of `DecoderMiddle` is the merged cut of a single feature party, for example at the
+    server of a U-shape.
 
     >>> module = DecoderMiddle(words=50, tokens=8, layers=3, heads=2, front=1).build((40,), 8)
     >>> import torch

@@ -150,8 +150,8 @@ class Layout:
             it has one.
         names: function from a configuration to the names of the model's weights; None means vfl's
             own names.
-        prefixes: prefixes in the names of all weights of the body; files that contain only the body
-            lack these prefixes.
+        prefixes: texts with which the names of all weights of the body begin; files that contain
+            only the body lack these prefixes.
         unused: name prefixes of weights of heads for other tasks, which vfl does not use.
     """
 

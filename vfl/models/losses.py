@@ -1,9 +1,9 @@
 """Losses of a training, by name; the label party minimises one of them.
 
-A custom loss is a subclass of `Loss` with one method, `rows`, which returns the loss of each row.
-It gets its name from an entry point in the group ``vfl.losses``, from `--plugin` or from
-`LOSSES.register`; only the label party needs it. The tests of `vfl.testing.LossContract` check a
-custom loss.
+A custom loss is a subclass of `Loss` with one method, `rows`, which returns the loss of each row. A
+custom loss gets its name from an entry point in the group ``vfl.losses``, from `--plugin` or from
+`LOSSES.register`; only the label party needs the loss. The tests of `vfl.testing.LossContract`
+check a custom loss.
 
 >>> make_loss("focal:gamma=2", "classification")(torch.zeros(1, 2), torch.tensor([0]))
 tensor(0.1733)

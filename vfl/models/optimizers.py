@@ -36,7 +36,7 @@ Member = TypeVar("Member")
 
 #: Name of the schedule that keeps the learning rate constant.
 NO_SCHEDULE = "none"
-#: Type of an option's values, by the first word of the option's annotation.
+#: For each beginning of an option's annotation, the type of the option's values.
 _KINDS: Mapping[str, Any] = {
     "bool": bool,
     "int": int,

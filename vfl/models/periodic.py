@@ -18,9 +18,9 @@ _MOST_FREQUENCIES = 1024
 class PeriodicEmbedding(nn.Module):
     """Returns relu(W_j [sin(2 pi c_j x_j), cos(2 pi c_j x_j)] + b_j) for each number x_j of a row.
 
-    This is "PLR" of Gorishniy, Rubachev and Babenko (2022), section 3.3. The frequencies c_j are
-    learned; their initial values are normal with standard deviation sigma. Every column has its own
-    weights W_j.
+    The embedding is "PLR" of Gorishniy, Rubachev and Babenko (2022), section 3.3. The frequencies
+    c_j are learned; their initial values are normal with standard deviation sigma. Every column has
+    its own weights W_j.
 
     Args:
         columns: number of columns (numbers) in a row.

@@ -118,7 +118,7 @@ class Described:
     Attributes:
         folder: folder of the model.
         family: its `model_type`.
-        layout: layout of the model's family.
+        layout: description of the model's family, see `vfl.models.layouts.Layout`.
         shape: the architecture.
         names: the names that the family gives the model's weights; None means that these are vfl's
             own names.
@@ -162,9 +162,9 @@ def load_pretrained(
 ) -> Pretrained:
     """Return the model of a folder, in evaluation mode and in float32.
 
-    The function supports the model families of `vfl.models.layouts`. It refuses a setting that
-    changes the computation and that vfl's models do not support, such as rotary positions stretched
-    by "longrope"; the error names the setting.
+    The function supports the model families of `vfl.models.layouts`. The function refuses a setting
+    that changes the computation and that vfl's models do not support, such as rotary positions
+    stretched by "longrope"; the error names the setting.
 
     Args:
         folder: folder in Hugging Face's file layout.

@@ -105,7 +105,7 @@ class _Walk:
 
 @dataclass
 class Forest:
-    """Grown trees and their initial margins.
+    """The trees of a model, and the margins before the first tree.
 
     Attributes:
         start: margins before the first tree, axes (outputs,), one for each output (class) of the

@@ -1,8 +1,8 @@
 """Growth of one tree from histograms of gradients, whichever party computes the histograms.
 
 A tree is grown over bins, so the grower uses only the bin number of a cell. The grower requests,
-from a `Histograms` object, gradient sums over bins and the division of a node's rows. It never
-reads a cell or a threshold, nor, in a protected training, a gradient.
+from a `Histograms` object, gradient sums over bins and the division of a node's rows. The grower
+never reads a cell or a threshold, nor, in a protected training, a gradient.
 
 Gains, leaf weights and the choice between splits of equal gain follow Chen and Guestrin 2016
 (equations 5 to 7) as XGBoost's `hist` method computes them; this code uses float32 where XGBoost

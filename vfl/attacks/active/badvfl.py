@@ -35,8 +35,8 @@ class InferredReplacement(Backdoor):
     Source: Naseri, Han, De Cristofaro 2024, "BadVFL: backdoor attacks in vertical federated
     learning" (IEEE S&P), sections on label inference and on the saliency map. The paper also has a
     loss that moves the embeddings of triggered rows towards the target class. This class leaves out
-    this loss, because the label party's gradient has the same effect. Rows of all classes other
-    than the target get the same trigger.
+    the paper's loss, because the label party's gradient has the same effect. Rows of all classes
+    other than the target get the same trigger.
 
     Args:
         target: the class as which the adversary wants triggered rows to be predicted.

@@ -19,8 +19,8 @@ class MaliciousOptimizer(ActiveAdversary):
     After the agreed optimiser has computed a step, each weight's part of it is multiplied by 1 +
     gain * g_t / g_(t-1), clipped between 1 and `most`; g_t is the weight's gradient in step t. The
     joint network then depends more on this party's bottom, so this party's cuts disclose more about
-    the labels. This is the first part of the published attack; the second part is model completion
-    on these cuts.
+    the labels. The longer steps are the first part of the published attack; the second part is
+    model completion on these cuts.
 
     Source: Fu et al. 2022, "Label inference attacks against vertical federated learning" (active
     model completion). The paper scales the gradients of stochastic gradient descent. With

@@ -25,8 +25,8 @@ class Replacement(Backdoor):
 
     Source: Liu et al. 2022, "Batch label inference and replacement attacks in black-boxed vertical
     federated learning". In the paper, the party replaces gradients after it receives them. This
-    class instead feeds the triggered rows to the bottom before the cut is sent; inputs and
-    gradients are then paired in the same way.
+    class instead feeds the triggered rows to the bottom before the cut is sent. In both ways,
+    triggered inputs are paired with gradients of the target class.
 
     Args:
         target: the class that the attacker wants the network to predict for triggered rows.

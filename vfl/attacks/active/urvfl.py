@@ -44,8 +44,9 @@ class URVFL(Bending):
         learning_rate: learning rate of these Adam steps.
         judge_steps: number of training steps of the discriminator for each batch.
         judge_learning_rate: learning rate of the discriminator. If the discriminator learns too
-            fast, it distinguishes the victim's cuts from codes without using labels. Its gradients
-            then do not depend on labels, and so do not hide the tampering.
+            fast, it distinguishes the victim's cuts from codes without using labels. The
+            discriminator's gradients then do not depend on labels, and so do not hide the
+            tampering.
 
     >>> URVFL(judge_steps=2).goal
     'inputs'

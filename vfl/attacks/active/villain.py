@@ -25,12 +25,12 @@ class Villain(Backdoor):
     """Swaps cuts to find the rows of the target class, then adds a trigger to these rows' cuts.
 
     After `warmup` epochs, the party replaces up to `swaps` cuts in each batch by the mean cut of
-    the rows that it knows to be of the target class. It replaces those cuts that are most similar
-    to this mean cut. The party compares the norm of the returned gradient with two norms: of the
-    gradient that the row received before, and the median norm of the other gradients in the batch.
-    If the row's gradient norm is at most `ratio` times one of these two norms, the party infers
-    that the row is of the target class. After `inferring` epochs with swaps, the party adds the
-    trigger to the cuts of the inferred rows. The trigger changes a `share` of the cut's units:
+    the rows that it knows to be of the target class. The party replaces those cuts that are most
+    similar to this mean cut. The party compares the norm of the returned gradient with two norms:
+    of the gradient that the row received before, and the median norm of the other gradients in the
+    batch. If the row's gradient norm is at most `ratio` times one of these two norms, the party
+    infers that the row is of the target class. After `inferring` epochs with swaps, the party adds
+    the trigger to the cuts of the inferred rows. The trigger changes a `share` of the cut's units:
     those that vary most over these rows. Along these units, the trigger's pattern is two units up
     and two units down, repeated; each changes by `strength` times the mean standard deviation of
     these units. For each training row, the party leaves out random units of the trigger and scales

@@ -60,8 +60,8 @@ class SDAR(Attack):
     last layers, which follow the server's own layers. The attack `sdar_labels` predicts labels with
     these simulated last layers.
 
-    The attack differs from the paper in four points. It runs after the training, on the last cut of
-    each row. The decoder reads no label, so that it cannot answer with the mean of a class. The
+    The attack differs from the paper in four points. SDAR runs after the training, on the last cut
+    of each row. The decoder reads no label, so that it cannot answer with the mean of a class. The
     discriminators have dense layers. Labels of the attacker's rows are not randomly flipped; the
     authors' code can do this. The victim must be the only party that feeds the top.
 

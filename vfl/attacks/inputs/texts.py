@@ -277,10 +277,10 @@ class TokenSearch(Attack):
     """Tries words, one position after another, and keeps those whose cuts are nearest.
 
     With `candidates=0` and without noise, it finds every text exactly, because in a decoder a word
-    reads only earlier words. It is the strongest attack of this file, but it needs vocabulary x
-    words forward passes for each text. With `candidates` above 0, it refines the result of
-    `text_inversion`. The bottom must be a `decoder_front`, without layers that a defense or a codec
-    adds.
+    reads only earlier words. This search is the strongest attack of this file, but it needs
+    vocabulary x words forward passes for each text. With `candidates` above 0, it refines the
+    result of `text_inversion`. The bottom must be a `decoder_front`, without layers that a defense
+    or a codec adds.
 
     Args:
         candidates: number of candidate words at each position, those nearest to the result of
@@ -346,7 +346,7 @@ def front_of(bottom: nn.Module, shape: tuple[int, ...]) -> Front:
 
 
 class TwoStageInversion(TextInversion):
-    """Runs `text_inversion`; it starts with words that a trained network predicts from cuts.
+    """Runs `text_inversion`, starting with words that a trained network predicts from cuts.
 
     The network (`token_network`) finds nearly the right words, even if many blocks precede the cut.
     The gradient search then fits the words' vectors to the cut.

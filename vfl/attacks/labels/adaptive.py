@@ -94,11 +94,12 @@ class Adaptive(Attack):
     (`accumulating`). The labels of the target rows cannot influence the choice, because they are
     not in the attacker's view.
 
-    To compare the candidates, the attack holds out some of the leaked labels. It counts right
-    guesses on them, or computes the AUC if the classes have unequal numbers of leaked rows. With
-    one leaked label per class, the attack cannot hold out any label. Then the best candidates are
-    those whose guesses about unlabelled rows agree most with the guesses of the other candidates.
-    With `at=inputs`, the same attack runs without the trained model, which makes it a baseline.
+    To compare the candidates, the attack holds out some of the leaked labels. The attack counts
+    right guesses on the held-out rows, or computes the AUC if the classes have unequal numbers of
+    leaked rows. With one leaked label per class, the attack cannot hold out any label. Then the
+    best candidates are those whose guesses about unlabelled rows agree most with the guesses of the
+    other candidates. With `at=inputs`, the same attack runs without the trained model, which makes
+    it a baseline.
 
     Attributes:
         report: report of the last run; None before the first run.
@@ -283,7 +284,7 @@ class _Search:
 
 
 def _trust(trial: Trial) -> float:
-    """Return the weight of a candidate's vote; it is 1 for all candidates if no row is held out."""
+    """Return the weight of a candidate's vote; all weights are 1 if no row is held out."""
     power = _TRUST * max(1.0, len(trial.right) / _MANY)  # more held-out rows count more
     return max(trial.validation, 1e-3) ** power if trial.right else 1.0
 

@@ -72,7 +72,7 @@ class NearestMean(Composed):
 
 
 class KNN(Composed):
-    """The leaked rows nearest to a target vote, weighted by the inverse of their distance.
+    """Gives each target the votes of its nearest leaked rows, weighted by inverse distance.
 
     Source: Dudani 1976 (votes weighted by distance).
 

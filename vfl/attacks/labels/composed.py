@@ -125,7 +125,7 @@ class Composed(Attack):
         at: the layer whose outputs are the features, or several layers joined by +; see `features`.
             If inputs are joined with other layers, principal components replace the inputs, and
             each layer is scaled to the same mean squared length.
-        scaler: see `scale_by`; it does not scale inputs that are joined with other layers.
+        scaler: see `scale_by`; inputs that are joined with other layers are not scaled by it.
         unlabelled: way in which the attack uses unlabelled rows. "self_training": the most
             confident guesses become labels. "co_training": two learners exchange their guesses; one
             reads the first layer, the other one all other layers. "mixmatch": the learner trains by
@@ -239,8 +239,8 @@ class Composed(Attack):
 
         Args:
             seen: features of all rows, for at least the layers in `all_layers`.
-            view: the attacker's view. It gives the learner the model architectures; a teacher that
-                is not itself a composed attack reads all its data from the view.
+            view: the attacker's view. The view gives the learner the model architectures; a teacher
+                that is not itself a composed attack reads all its data from the view.
             draw: generator from which all random numbers are drawn.
         """
         looks = [self.layers]

@@ -24,7 +24,7 @@ class EXACT(Attack):
 
     Source: Qiu, Leontiadis, Melis, Sablayrolles, Stock 2024, "Evaluating privacy leakage in split
     learning" (arXiv 2305.12997; earlier title "EXACT: extensive attack for split learning"). The
-    paper also tries values of the label party's private columns; this class tries labels only.
+    paper also tries values of the label party's private columns; this class tries only labels.
 
     Args:
         epochs: number of epochs to read, up to the last one; the attack averages a class's

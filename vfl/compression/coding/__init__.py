@@ -1,9 +1,9 @@
 """Conversion of numbers to bytes: bits and sets of indices, value codes, a range coder, layouts.
 
-This text defines the payload formats of codecs. In a byte, the most significant bit comes first. d
-is the width of a cut, and b is the number of bits per value. A payload never states its sizes, and
-zero bits fill its last byte. With the codec ``none``, a payload is rows x width float32 numbers,
-row by row.
+This docstring defines the payload formats of codecs. In a byte, the most significant bit comes
+first. d is the width of a cut, and b is the number of bits per value. A payload never states its
+sizes, and zero bits fill its last byte. With the codec ``none``, a payload is rows x width float32
+numbers, row by row.
 
 The codecs ``topk`` and ``randtopk`` write scales (range limits of the values) and then rows,
 without gaps.

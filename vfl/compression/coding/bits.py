@@ -1,8 +1,9 @@
 """Numbers and sets of indices as bits, in formats whose length is known in advance.
 
 The functions turn a table of fields (numbers of a fixed number of bits) into a table of bits, one
-byte per bit. They join such tables of bits row by row, and pack the rows without gaps; zero bits
-fill the last byte. A field may have any number of bits; its most significant bit comes first.
+byte per bit. The functions join such tables of bits row by row, and pack the rows without gaps;
+zero bits fill the last byte. A field may have any number of bits; its most significant bit comes
+first.
 
 The k kept indices of a row of width d form a set. `Enumerative` gives each of the C(d, k) possible
 sets a number (the combinatorial number system). Such a number takes at most one bit more than the
@@ -120,8 +121,8 @@ def unpack(payload: Payload, rows: int, row_bits: int) -> Bits:
 def pack_codes(codes: Tensor, code_bits: int) -> Tensor:
     """Pack codes of at most 8 bits without gaps, like `pack`, on the device of the codes.
 
-    The function divides the codes into the smallest groups that fill whole bytes. It joins the
-    codes of each group to one number, and then splits this number into bytes.
+    The function divides the codes into the smallest groups that fill whole bytes. The function
+    joins the codes of each group to one number, and then splits this number into bytes.
 
     Args:
         codes: the codes, uint8, axes (codes,).

@@ -4,7 +4,7 @@ The coder represents a symbol's probability as a share, a multiple of 1 / 2^15. 
 keep equal counts of the symbols sent so far; the counts change only when both parties commit a
 training step. So a frame that is sent again, or belongs to an abandoned attempt of a step, was
 always coded with the counts of that step. A byte at the start of each frame identifies the history
-of the counts. This byte shows that the sender has lost a step, or uses another version of the
+of the counts. The tag byte shows that the sender has lost a step, or uses another version of the
 coder.
 
 Source: Duda 2013, rANS (arXiv 1311.2540), with several interleaved states (Giesen 2014, arXiv
@@ -100,7 +100,7 @@ def encode_columns(table: Shares, codes: Symbols) -> bytes:
 
 
 def state_count(table: Shares, codes: Symbols) -> int:
-    """Return the number of states for a cut; it grows with the cut's bits, up to one per column.
+    """Return the number of states for a cut, which grows with the cut's bits, up to one per column.
 
     The function estimates the bits by piecewise linear logarithms between powers of two, which
     follow directly from the bits of a float32.

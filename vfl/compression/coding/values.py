@@ -7,7 +7,7 @@ that no value is outside of the range. `RectifiedValues` does the same for cuts 
 values, and represents zeros exactly.
 
 A gradient contains entries only for those values that the payload of the cut contained, in the same
-order. Both parties know which values these are, so `GradientCode` sends no indices.
+order. Both parties know which values the payload contained, so `GradientCode` sends no indices.
 """
 
 from __future__ import annotations
@@ -306,8 +306,8 @@ def quantise(
 ) -> Codes:
     """Return codes min(floor((v - low) 2^bits / (high - low)), 2^bits - 1); 0 if high equals low.
 
-    This is equation (3-1), except that the value `high` gets the largest code, because the equation
-    gives it a code that needs one more bit.
+    The formula is equation (3-1), except that the value `high` gets the largest code, because the
+    equation gives it a code that needs one more bit.
     """
     span = np.subtract(high, low, dtype=np.float64)
     steps: npt.NDArray[np.float64] = np.subtract(values, low, dtype=np.float64)

@@ -88,9 +88,9 @@ def values_of_bins(
     Args:
         layout: number and order of each column's bins.
         leaked: true values of the cells of the known rows.
-        likely: function whose arguments are a column and its number of bins. It returns the share
-            of each bin, with missing cells last. It also returns the bin probabilities of each
-            target row and of each known row, axes (rows, bins + 1).
+        likely: function whose arguments are a column and its number of bins. The function returns
+            the share of each bin, with missing cells last. The function also returns the bin
+            probabilities of each target row and of each known row, axes (rows, bins + 1).
         prior: see `Bins`.
         rows: see `Bins`.
     """

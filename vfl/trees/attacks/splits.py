@@ -18,9 +18,9 @@ class Splits(Attack):
     frequent on the left. For each column, a row gets one number: the sum of its directions (left 1,
     right 0) at all splits on the column; the n-th split of the forest has weight n^-decay. This
     number changes most at the values where the column separates labels. A logistic regression on
-    one such number per column has few coefficients. Its penalty favours the columns of the first
-    splits, whose numbers have a larger variance. If no split is on the party's columns, the attack
-    reads the columns themselves, like an attacker without trees.
+    one such number per column has few coefficients. The penalty of the regression favours the
+    columns of the first splits, whose numbers have a larger variance. If no split is on the party's
+    columns, the attack reads the columns themselves, like an attacker without trees.
 
     Args:
         decay: exponent by which the weight of later splits falls; 0 gives all splits the same

@@ -43,7 +43,7 @@ class CardColumn(OwnColumn):
         shift: population stability index of later rows (validation rows, on shares also test rows)
             relative to the training rows; NaN if there are no later rows.
         coefficient, error, p_value: the column's regression coefficient, its standard error and its
-            p-value; NaN if the column is not on the card.
+            p-value; NaN if the column is not on the scorecard.
     """
 
     counts: np.ndarray
@@ -98,7 +98,7 @@ class Card:
         """Return variance inflation factors of selected columns, axes (columns,); NaN for others.
 
         Args:
-            on_card: True selects only the columns on the card; False selects all columns whose
+            on_card: True selects only the columns on the scorecard; False selects all columns whose
                 weights of evidence differ between bins.
         """
         on = np.array([one.on_card if on_card else one.weights.any() for one in self.columns])
@@ -108,14 +108,14 @@ class Card:
         return found
 
     def with_scores(self, part: str, scores: Scored) -> Card:
-        """Return the card with the scores of further rows of a split added."""
+        """Return the scorecard with the scores of further rows of a split added."""
         before = self.scores.get(part)
         return replace(
             self, scores={**self.scores, part: scores if before is None else before + scores}
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the card as tensors, from which `of_state` restores it."""
+        """Return the scorecard as tensors, from which `of_state` restores it."""
         numbers = [[one.shift, one.coefficient, one.error, one.p_value] for one in self.columns]
         scale = [self.scale.base_score, self.scale.odds, self.scale.double]
         state = own_state(self.columns) | {
@@ -133,7 +133,7 @@ class Card:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Tensor]) -> Card:
-        """Restore a card from the result of `state_dict`."""
+        """Restore a scorecard from the result of `state_dict`."""
         own = own_of_state(state)
         ends = np.cumsum([len(one.points) for one in own])[:-1]
         columns = [

@@ -312,7 +312,7 @@ def label_state(
 
     Args:
         own: fine bins of the label party's own columns; None if it has no columns.
-        counts: number of columns of each party, in the order of the card's columns.
+        counts: number of columns of each party, in the order of the scorecard's columns.
         bad: number (0 or 1) of the bad class.
         card: the fitted scorecard.
     """

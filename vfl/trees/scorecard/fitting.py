@@ -62,7 +62,7 @@ class Source(Protocol):
     """Source of counts and sums over training rows, for the party that fits the scorecard."""
 
     def counted(self) -> Sequence[Counted]:
-        """Return the good and bad counts of every column, in the order of the card's columns."""
+        """Return each column's good and bad counts, in the order of the scorecard's columns."""
 
     def shifts(self, columns: Sequence[MergedColumn]) -> Sequence[float]:
         """Return each column's population stability index: later rows relative to training rows.

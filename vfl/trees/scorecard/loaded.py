@@ -80,7 +80,7 @@ class LoadedCard:
 
     @cached_property
     def parties(self) -> dict[str, int]:
-        """Number of columns of each party, in the order of the card."""
+        """Number of columns of each party, in the order of the scorecard."""
         names = list(self.experiment.parties)
         ordered = sorted(names, key=lambda name: (name != self.label_party, names.index(name)))
         counts = self._weights["column_counts"].tolist()
@@ -88,7 +88,7 @@ class LoadedCard:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """All columns of the card, in order, prepared for display."""
+        """All columns of the scorecard, in order, prepared for display."""
         columns, found = iter(self.card.columns), list[Line]()
         for party, count in self.parties.items():
             own = [next(columns) for _ in range(count)]
