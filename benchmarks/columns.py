@@ -613,10 +613,10 @@ def picture_of(rows: Sequence[ColumnRow]) -> str:
         some = [row for row in rows if row.protection == protection]
         good = over({row.seed: row.utility for row in some}.values())
         read = over(opened(some))
-        what = f"{protection}: {utility} {good.mean:.3f}, read {read.mean:.2f}"
+        what = f"{protection}: {utility} {good.mean:.3f}, inferred {read.mean:.2f}"
         dots.append(Dot(family_of(protection, FAMILIES), what, read, good))
     return picture(
-        f"{name}: test {utility} against what is read of columns",
+        f"{name}: test {utility} against inferred columns",
         f"test {utility}, percent", "; ".join(one.what for one in dots), dots,
         "percent inferred beyond own columns", FAMILIES,
     )  # fmt: skip
@@ -625,45 +625,47 @@ def picture_of(rows: Sequence[ColumnRow]) -> str:
 # --- page -----------------------------------------------------------------------------------------
 
 SHOWN = """\
-An undefended cut of 32 numbers discloses another party's columns almost exactly. Codecs, bottoms
-without labels, a secure sum of two feature parties and `secure = "beaver"` do not change that.
-Protections that hide categories cost at least 2.8 points. The table is of bank marketing and credit
-default. The label party knows 400 customers of the attacked party and sees each query once.
+An undefended cut of 32 units discloses another party's columns almost exactly. Codecs, label-free
+bottoms, a secure sum of two feature parties and `secure = "beaver"` do not prevent that.
+Protections that hide categories cost at least 2.8 points of AUC (last column). The table is of bank
+marketing and credit default. The label party knows 400 rows of the attacked party and receives each
+cut once.
 
-| protection | AUC of inferred categories | R2 of ranks of inferred numbers | cost |
+| protection | AUC of inferred categories | R2 of ranks of inferred numbers | points of AUC |
 | --- | --- | --- | --- |
 | own columns alone | .53 to .62 | .05 or less | |
 | none | .99 or more | .85 to 1.00 | |
 | a secure sum, `beaver` | .98 or more | | |
-| a cut of one number | .72 to .97 | .19 to .60 | a third of a point at most |
-| `nopeek:alpha=0.1`, `alpha=1` | .93 or more | .14 to .82 | half a point to 2 points |
-| noise of `sigma=0.1` | .77 to .95 | | less than half a point |
-| noise of `sigma=0.5` | .58 to .88 | | 3 to 4 points |
-| noise of `sigma=2` | .53 to .65, of six cuts .60 to .81 | | 12 points |
+| a cut of one unit | .72 to .97 | .19 to .60 | a third at most |
+| `nopeek:alpha=0.1`, `alpha=1` | .93 or more | .14 to .82 | half a point to 2 |
+| noise of `sigma=0.1` | .77 to .95 | | less than half |
+| noise of `sigma=0.5` | .58 to .88 | | 3 to 4 |
+| noise of `sigma=2` | .53 to .65, from six cuts .60 to .81 | | 12 |
 
-- Each epoch, and each repeated query, sends a row with fresh noise, so an attacker can average. On
-  bank marketing it infers 44 % of the rest beyond its own columns from six cuts with `sigma=0.5`,
+- In each epoch and each repeated query, a row's cut has new noise, so an attacker can average. With
+  `sigma=0.5` on bank marketing it infers 44 % (*inferred beyond own columns*, below) from six cuts
   and 29 % from one cut. With `sigma=2` it infers 20 and 5 % (one seed).
-- Protections that hide the other parts of pictures cost 4 to 7 points of accuracy.
-- Both tables were attacked by `adaptive` with three equal votes, an earlier version. For pictures,
-  four protections have three seeds, all others one.
+- Protections that hide parts of pictures cost 4 to 7 points of accuracy.
+- Both tables were attacked by an earlier version of `adaptive`, with three equal votes. For
+  pictures, four protections have three seeds, all others one.
 """
 METHOD = """
 ## How it was measured
 
-Three parties hold each table. The label party of bank marketing has age, job, marital state and
-education; the one of credit default has limit, age, sex, education and marital state. Bottoms are
-`mlp:hidden=64`, the top is `mlp:hidden=32`, with cuts of width 32 and 6 epochs. The attacker knows
-whole rows of 400 validation customers, and attacks cuts of 4,000 test rows. `adaptive` infers
-categories (AUC). The best of five learners on held-back known rows infers numbers (R2 of ranks).
-A cell gives the better of two attacks, on cuts alone and on cuts with own columns, as mean over
-seeds. The last column is the mean over columns of (reached - own) / (1 - own), where *own* is the
-inference from the label party's own columns.
+Three parties have columns of each table. The label party of bank marketing has age, job, marital
+state and education; that of credit default has limit, age, sex, education and marital state.
+Bottoms are `mlp:hidden=64`, the top is `mlp:hidden=32`, with cuts of width 32 and 6 epochs. The
+attacker knows 400 whole validation rows, and attacks cuts of 4,000 test rows. `adaptive` infers
+categories (AUC). For numbers, the best of five learners on held-back known rows is used (R2 of
+ranks). Figures are those of the better of two attacks, on cuts alone and on cuts with own columns,
+as means over seeds. *Inferred beyond own columns* is the mean of (reached - own) / (1 - own), where
+*own* is the figure of an attack on the label party's own columns alone.
 
 On fashion MNIST (6,000 pictures) the label party attacks the right nine columns of
-pixels. R2 is of pixels about the mean picture; *structure* is the mean SSIM.
-Nine votes and seed 0 ([rows](columns_reread.csv)) change categories by -.027 to +.060 and numbers
-by -.020 to +.129. Only PAY_AMT1 behind noise rises by more than its seeds differ (.129, .067).
+pixels. R2 compares with the mean picture; *structure* is the mean SSIM.
+With nine votes and seed 0 ([results](columns_reread.csv)), figures of categories change by -.027 to
++.060 and of numbers by -.020 to +.129. Only that of PAY_AMT1 behind noise changes by more than its
+seeds differ (.129, .067).
 """
 #: Protections that the results page shows.
 ON_PAGE = (
@@ -677,7 +679,7 @@ def task_section(rows: Sequence[ColumnRow], page: Path) -> Iterator[str]:
     spoken, drawn = name.replace("_", " "), page.with_name(f"{page.stem}_{name}.svg")
     drawn.write_text(picture_of(rows), encoding="utf-8")
     yield f"\n## Columns of {spoken}\n"
-    yield f"![{spoken}: utility against what is read of columns]({drawn.name})\n"
+    yield f"![{spoken}: utility against inferred columns]({drawn.name})\n"
     whole = table_of(rows)
     chosen = [line for line in whole.rows if line[0] in ON_PAGE]
     file = page.with_name(f"{page.stem}_table_{name}.csv")
@@ -688,8 +690,8 @@ def task_section(rows: Sequence[ColumnRow], page: Path) -> Iterator[str]:
 
 
 PAGE = StudyPage[Sequence[ColumnRow]](
-    "What a label party reads of other parties' columns",
-    lambda found: "; `python -m benchmarks.columns`, rows in [columns.csv](columns.csv).",
+    "Columns of other parties that a label party infers",
+    lambda found: "; `python -m benchmarks.columns`, [all results](columns.csv).",
     lambda found: [SHOWN],
     task_section,
     METHOD,

@@ -242,7 +242,7 @@ _COMMON = ("max_depth=4", "learning_rate=0.1")
 def summary_of(found: Sequence[Task]) -> str:
     """Return a line for each task: leakage of default trees and of the frontier's networks."""
     head = [
-        "task", "model", "test AUC", "worst attack on labels", "reaches", "beside no model",
+        "task", "model", "test AUC", "worst attack on labels", "reaches", "less no model",
     ]  # fmt: skip
     lines = []
     for each in found:
@@ -259,19 +259,19 @@ def summary_of(found: Sequence[Task]) -> str:
             for called, one in shown.items()
         ]  # fmt: skip
     return (
-        "A feature party with ten labels of each class infers labels from trees a few points "
+        "A feature party that knows ten labels of each class infers labels from trees a few points "
         "better than without a model. From an undefended network on the same rows "
         "([frontier](frontier.md)) it infers all labels. A label party infers the feature party's "
-        "columns from the bins of trees; randomised bins prevent that at a cost. Figures are in "
-        "points of AUC, with 95 % intervals over victims.\n\n" + Table(head, lines, 2).markdown()
+        "columns from the bins of trees; randomised bins prevent that, but cost AUC. Figures are "
+        "AUC in percent, with 95 % intervals over victims.\n\n" + Table(head, lines, 2).markdown()
     )
 
 
 def table_of(found: Task) -> Table:
     """Return a table with a row for each model."""
     head = [
-        "trees", "test AUC", "less", "worst attack on labels", "reaches", "beside no model",
-        "columns from bins", "from answers", "members",
+        "trees", "test AUC", "less as they are", "worst attack on labels", "reaches",
+        "less no model", "columns from bins", "from answers", "members",
     ]  # fmt: skip
     lines = [
         [
@@ -290,9 +290,9 @@ def task_section(found: Task, page: Path) -> Iterator[str]:
     yield f"\n## {found.task}\n"
     yield (
         f"{row_count(FOLDER / f'{found.task}.toml')} rows, {found.seeds} victims of each model, "
-        f"`examples/trees/{found.task}.toml`. Without a model an attacker reaches "
-        f"{points_text(found.without)} on labels, and the label party's own columns explain "
-        f"{points_text(found.own)} of the feature party's.\n"
+        f"`examples/trees/{found.task}.toml`. Without a model, attacks on labels have an AUC of "
+        f"{points_text(found.without)}, and the label party's own columns explain "
+        f"{points_text(found.own)} % of the feature party's columns.\n"
     )
     yield table_of(found).markdown()
 
@@ -300,17 +300,18 @@ def task_section(found: Task, page: Path) -> Iterator[str]:
 METHOD = """
 ## What was measured
 
-- 100 rounds of depth 4 at a learning rate of .1, `protect=order`, 255 bins by default.
+- Models have 100 trees of depth 4, a learning rate of .1, `protect=order` and 255 bins by default.
 - *Labels*: the feature party infers labels of test rows from its columns, splits and answers, with
-  ten leaked labels of each class. *Beside no model* is the worst attack less the best of the same
-  attacks on its columns and from scratch. `decay=1` was added after seed 0 of credit was known.
-- *Nodes known*: the same trees with `protect=shared,nodes=known`, as SecureBoost discloses.
+  ten leaked labels of each class. *Less no model* subtracts the best of the same attacks on its
+  columns, or from scratch. `decay=1` was added after seed 0 of credit was known.
+- *Nodes known*: `protect=shared,nodes=known` discloses which rows are in each node, as SecureBoost
+  does.
 - *Columns from bins*: with 200 whole rows, the label party infers columns of training rows, in
   percent of their variance. *From answers*: of test rows. Randomised bins do not protect answers.
-- *Members*: AUC of the attack on the loss. Epsilon is for one cell; a row spends it once a column.
-- Bank, and both tasks with known nodes, were measured with earlier bins
-  ([edges](trees.md#accuracy-of-real-tables)). On credit, new bins change test AUC by at most .0024.
-- The worst attack on networks uses gradients too, so the leaks of networks and trees are not
+- *Members*: AUC of inferring training rows by their loss. Epsilon is that of one table cell.
+- Bank, and both tasks with known nodes, were measured with earlier
+  [bins](trees.md#accuracy-of-real-tables). On credit, new bins change test AUC by at most .0024.
+- The worst attack on networks also uses gradients, so leaks of networks and trees are not
   directly comparable.
 - Colluding feature parties, `adaptive` and the heavy pack were not tried.
 """

@@ -123,8 +123,8 @@ def test_all_protections_stand_on_one_picture():
         *column_rows("nopeek:alpha=1", 0.7, [(0.5, 0.9), (0.5, 0.8)]),
     ]
     drawn = picture_of(found)
-    assert "none: auc 0.800, read 1.00" in drawn
-    assert "nopeek:alpha=1: auc 0.700, read 0.70" in drawn
+    assert "none: auc 0.800, inferred 1.00" in drawn
+    assert "nopeek:alpha=1: auc 0.700, inferred 0.70" in drawn
     assert drawn.count('class="whisker spread"') == 1  # of seeds that differ
 
 
