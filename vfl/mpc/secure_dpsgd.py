@@ -233,18 +233,18 @@ class SecureSgd:
 
     @property
     def rate(self) -> float:
-        """Probability that a batch contains a given row, for an outside observer of the model."""
+        """Probability that a batch contains a given row, for an observer of the model alone."""
         return 1.0 if self.seed is not None else self.batch_size / sum(self.rows)
 
     def batch(self, step: int, key: Secret | None = None) -> Tensor:
-        """Return the positions of a step's rows among the shared rows; the batch may be empty.
+        """Return the positions of a step's rows among the shared rows; there may be no rows.
 
         Args:
-            step: number of the step, counted from 0.
-            key: key from `agreed_key`; None with a public seed.
+            step: number of the training step, counted from 0.
+            key: key of the parties from `agreed_key`; None with a public seed.
 
         Raises:
-            PrivacyError: the call passes neither a key nor a public seed, or passes both.
+            PrivacyError: the call passes neither a key nor a public seed, or passes both of them.
         """
         rows = sum(self.rows)
         if key is not None and self.seed is None:
@@ -260,11 +260,11 @@ class SecureSgd:
         return torch.nonzero(draws < self.batch_size / rows)[:, 0]
 
     def statement(self, delta: float) -> PrivacyStatement:
-        """Return the privacy of rows against observers of the model who are no parties.
+        """Return the privacy guarantee of a row against observers of the model who are not parties.
 
-        With a public seed, the guarantee is that of the row that is in the largest number of
-        batches. The guarantee counts each of these batches as one noisy step, without amplification
-        by sampling.
+        With a public seed, the guarantee is that of the row that is contained in the largest number
+        of batches. The guarantee counts each of these batches as one noisy step, without
+        amplification by sampling.
         """
         steps, hidden = self.steps, "no outsider knows which batch contained which rows"
         if self.seed is not None:
@@ -295,19 +295,19 @@ class SecureSgd:
 
 @dataclass(frozen=True, slots=True)
 class LocalStart:
-    """Starts a training from models that holders trained alone (PEA 2022, Protocol 4).
+    """Starts a training from models that the holders trained separately (PEA 2022, Protocol 4).
 
     Attributes:
         steps, batch_size, learning_rate: number of steps, batch size and learning rate of each
-            holder's own DP-SGD; the other terms are those of `SecureSgd`.
-        noise: standard deviation of the noise in these trainings, divided by `clip`.
-        choice: "average" of the models, or the "best" among them and their average, which is
-            selected without disclosing which one it is.
-        judge_noise: standard deviation of the noise that "best" adds to the scores, which come from
-            the rows of one batch. With 0, the scores come from public rows (`public` of `train`),
-            which costs no privacy. The paper computes scores from private rows, without accounting
-            for this.
-        public_rows: number of public rows.
+            holder's own DP-SGD; `SecureSgd` gives its other terms.
+        noise: standard deviation of the noise in the holders' own trainings, divided by `clip`.
+        choice: "average" of the models, or "best": the best of the models and their average,
+            without disclosing which one is selected.
+        judge_noise: standard deviation of the noise that "best" adds to the models' scores, which
+            are computed on the rows of one batch. With 0, the scores are computed on public rows
+            (`public` of `train`), which costs no privacy. The paper computes the scores on private
+            rows, and does not count the privacy cost.
+        public_rows: number of public rows for the scores.
     """
 
     steps: int
@@ -330,10 +330,10 @@ class LocalStart:
             )
 
     def statement(self, terms: SecureSgd, delta: float) -> PrivacyStatement:
-        """Return the guarantee of the whole training.
+        """Return the privacy guarantee of the whole training.
 
-        Each part of the training gets a third of `delta` if noise protects the choice of the model,
-        otherwise half.
+        Each part of the training gets a third of `delta` if noise protects the choice of the model;
+        otherwise each gets half.
         """
         parts = 3 if self.choice == "best" and self.judge_noise else 2
         rest = terms.statement(delta / parts)
@@ -347,10 +347,11 @@ class LocalStart:
 
 
 def agreed_key(member: Member) -> Secret:
-    """Agree on a key for the batches; every holder contributes, and only the parties know it.
+    """Agree on a key for drawing batches.
 
-    The dealer has the key too, because it deals for the rows of a batch; after `Member.shuffled` it
-    does not know the owners of the rows. The agreement takes one round and 32 bytes.
+    Every holder contributes to the key, and only the parties know it. The dealer also has the key,
+    because it deals for the rows of a batch; after `Member.shuffled` it does not know which party
+    owns a row. The agreement takes one round of messages with 32 bytes each.
 
     Args:
         member: this party.
@@ -375,22 +376,22 @@ def train(
     start: LocalStart | None = None,
     public: Rows | None = None,
 ) -> Tensor | None:
-    """Train a model; return the weights at every holder, axes (columns + 1, classes).
+    """Train a model; return the model's weights at every holder, axes (columns + 1, classes).
 
-    The last row of the weights has the biases.
+    The last row of the weights contains the biases.
 
     Args:
         member: this party.
         terms: terms of the training, equal at all parties.
         own: a holder's own inputs, axes (rows, columns), and labels, axes (rows,); None at the
             dealer.
-        secret: this holder's own secret for its part of the noise; it must not be used for another
-            training.
-        start: models to start from, equal at all parties; by default the weights start at 0.
-        public: rows that all holders know, if `start` needs them.
+        secret: this holder's own secret for its part of the noise; use it for only one training.
+        start: terms of the models from which the training starts, equal at all parties; by default
+            the weights start at 0.
+        public: rows that all holders know, if `start` computes scores on them.
 
     Returns:
-        the weights, float64; None at the dealer.
+        The weights, float64; None at the dealer.
     """
     key = agreed_key(member) if terms.seed is None else None
     rows = shared_rows(member, terms, own)
@@ -406,14 +407,17 @@ def train(
 def train_alone(
     terms: SecureSgd, start: LocalStart, own: Rows, secret: Secret, begin: Tensor | None = None
 ) -> Tensor:
-    """Run DP-SGD at one party that sees all of its rows; return float64 weights as `train` does.
+    """Run DP-SGD at one party that sees all its own rows.
+
+    The function returns float64 weights, as `train` does.
 
     Args:
-        terms: terms of the training, of which this function uses clip, longest and classes.
-        start: settings of the separate training.
-        own: inputs and labels.
-        secret: the owner's secret, from which batches and noise are drawn.
-        begin: initial weights; None means zeros.
+        terms: terms of the joint training; this function uses their `clip`, `longest` and
+            `classes`.
+        start: terms of the holder's own training.
+        own: inputs and labels of the holder's rows.
+        secret: the holder's secret, from which batches and noise are drawn.
+        begin: initial weights of the model; None means zeros.
     """
     inputs, truth, _ = prepared(terms, *own)
     shape = (inputs.shape[1], terms.classes)
@@ -440,17 +444,17 @@ def started(
     judged: Tensor,
     public: Rows | None = None,
 ) -> SharedTensor:
-    """Return the initial weights of a training; see `LocalStart`.
+    """Return the initial weights of a joint training; see `LocalStart`.
 
     Args:
         member: this party.
         terms: terms of the training, equal at all parties.
-        start: terms of each holder's own training, and the rule that combines the models.
+        start: terms of each holder's own training, and the rule that combines their models.
         own: see `train`.
         secret: see `train`.
         private: rows of all holders, as shares.
-        judged: positions of the rows that score the models, drawn as one separate batch; unused
-            with public rows.
+        judged: positions of the rows on which the models are scored, drawn as one separate batch;
+            not used with public rows.
         public: see `train`.
     """
     mine = None if own is None else train_alone(terms, start, own, secret)
@@ -468,7 +472,7 @@ def started(
     if start.judge_noise:
         rows = private.rows(judged)
         scores = _scores(member, terms, models, rows.inputs, rows.truth)
-        # One row changes every score by at most 1, plus one unit for each division.
+        # One row changes the score of every model by at most 1, plus one unit for each division.
         deviation = start.judge_noise * math.sqrt(len(models))
         deviation *= 1 + (terms.classes + 2) * 2.0**-member.bits
         scores = scores.plus(noise_share(member, scores.shape, deviation, secret, scores.bits))
@@ -501,7 +505,10 @@ def _scores(
     inputs: SharedTensor,
     truth: SharedTensor,
 ) -> SharedTensor:
-    """Return each model's sum, over rows, of the mean squared error, which is at most 1 per row."""
+    """Return each model's sum over rows of the mean squared error.
+
+    A row adds at most 1 to the sum.
+    """
     together = SharedTensor(torch.cat([each.share for each in models], 1), member.bits)
     logits = member.divide(member.multiply(inputs, together, matmul), member.bits)
     errors = _cut_line(member, logits).share - truth.share.repeat(1, len(models))
@@ -514,12 +521,12 @@ def _scores(
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """Rows of a training as shares; the inputs are opened under masks for products.
+    """Rows of a training as shares; the inputs are already opened under masks for products.
 
     Attributes:
-        inputs: inputs, axes (rows, columns + 1); the last column contains ones.
-        truth: one-hot labels, axes (rows, classes).
-        squares: upper bounds of the squares of the inputs' norms, axes (rows, 1).
+        inputs: shared inputs, axes (rows, columns + 1); the last column contains ones.
+        truth: shared one-hot labels, axes (rows, classes).
+        squares: shared upper bounds of the inputs' squared norms, axes (rows, 1).
     """
 
     inputs: SharedTensor
@@ -545,14 +552,14 @@ def train_step(
     batch: Tensor,
     secret: Secret,
 ) -> SharedTensor:
-    """Return the weights after one step (PEA 2022, Protocol 3).
+    """Return the weights after one training step (PEA 2022, Protocol 3).
 
     Args:
         member: this party.
         terms: terms of the training, equal at all parties.
         weights: weights before the step.
-        rows: rows of the whole training.
-        batch: positions of the step's rows, equal at all parties; may be empty.
+        rows: all rows of the training, as shares.
+        batch: positions of the step's rows, equal at all parties; there may be none.
         secret: see `noise_share`.
     """
     total = _clipped_sum(member, terms, weights, rows.rows(batch))
@@ -568,9 +575,9 @@ def train_step(
 
 
 def shared_rows(member: Member, terms: SecureSgd, own: Rows | None) -> SharedRows:
-    """Share the rows of all holders; every holder has all columns.
+    """Share the rows of all holders, if every holder has its own rows with all columns.
 
-    The rows are shuffled; with a public seed, they stay in the order of the holders.
+    The shared rows are shuffled; with a public seed, they stay in the order of the holders.
 
     Args:
         member: this party.
@@ -599,7 +606,10 @@ def _opened(
     truth: SharedTensor,
     squares: SharedTensor,
 ) -> SharedRows:
-    """Open inputs once for all products; the dealer then learns the row positions of each step."""
+    """Open the inputs once for all products.
+
+    The dealer then learns the positions of the rows in each step.
+    """
     if terms.seed is None:
         inputs, truth, squares = member.shuffled(inputs, truth, squares)
     return SharedRows(member.open(inputs)[0], truth, squares)
@@ -613,19 +623,20 @@ def shared_columns(
     inputs: Tensor | None,
     labels: Tensor | None,
 ) -> SharedRows:
-    """Share rows that all holders have; each holder has some columns of them.
+    """Share rows that all holders have, if each holder has some of the rows' columns.
 
-    The rows are shuffled.
+    The shared rows are shuffled.
 
-    Each of the k holders with columns scales its part of a row down to norm `longest` / sqrt(k).
+    Each of the k holders with columns scales its part of a row down to the norm `longest` /
+    sqrt(k).
 
     Args:
         member: this party.
         terms: terms of the training, equal at all parties.
         columns: number of columns of each holder; may be 0.
-        labels_of: role of the holder that has the labels.
-        inputs: this holder's columns, axes (rows, columns); None without columns.
-        labels: labels, axes (rows,), at the holder that has them; None elsewhere.
+        labels_of: role number of the holder that has the labels.
+        inputs: this holder's columns, axes (rows, columns); None if it has no columns.
+        labels: the labels, axes (rows,), at the holder that has them; None elsewhere.
     """
     count = sum(terms.rows)
     longest = terms.longest / math.sqrt(sum(1 for width in columns if width))
@@ -656,20 +667,20 @@ def shared_columns(
 
 
 def prepared(terms: SecureSgd, inputs: Tensor, labels: Tensor) -> list[Tensor]:
-    """Prepare a holder's rows: scaled inputs with a one appended, one-hot labels, squared norms."""
+    """Prepare a holder's rows: scaled inputs and a one, one-hot labels, and squared norms."""
     short = _shortened(inputs, terms.longest)
     rows = torch.cat([short, torch.ones(len(short), 1, dtype=torch.float64)], 1)
     return [rows, _one_hot(terms, labels), _square(rows)]
 
 
 def model_inputs(inputs: Tensor, longest: float, holders: int = 1) -> Tensor:
-    """Return inputs as the model is trained on them: longer rows are scaled down to `longest`.
+    """Return inputs in the form for the model: rows longer than `longest` are scaled down to it.
 
-    The type is float64.
+    The result is float64.
 
     Args:
         inputs: one holder's columns, axes (rows, columns).
-        longest: bound of a row's norm.
+        longest: largest norm of a whole row.
         holders: number of holders that have columns of the row.
     """
     return _shortened(inputs, longest / math.sqrt(holders))
@@ -686,7 +697,7 @@ def _one_hot(terms: SecureSgd, labels: Tensor) -> Tensor:
 
 
 def _square(rows: Tensor) -> Tensor:
-    """Return squared norms of rows, with a margin for the rounding of shared values."""
+    """Return the squared norms of rows, with a margin for the rounding of the shared rows."""
     norms: Tensor = rows.norm(dim=1, keepdim=True)
     return norms.add(2.0**-10).square()
 
@@ -697,14 +708,15 @@ def _clipped_sum(
     weights: SharedTensor,
     rows: SharedRows,
 ) -> SharedTensor:
-    """Return the sum of the row gradients, each scaled down to the bound; 24 fraction bits."""
+    """Return the sum of row gradients, each scaled down to the clip norm; 24 fraction bits."""
     bits, inputs = member.bits, rows.inputs
     if not len(inputs.share):
         return member.own(torch.zeros(weights.shape, dtype=torch.int64), _SUM_BITS)
     logits = member.divide(member.multiply(inputs, weights.alone(), matmul), bits)
     errors = _cut_line(member, logits).minus(rows.truth)
     (errors,) = member.open(errors)
-    # A division's result may be one unit too small; the added units prevent an underestimated norm.
+    # The result of a division may be one unit too small; without the added units, a norm could be
+    # underestimated.
     unit = 2.0**-_SQUARE_BITS
     lengths = member.divide(member.multiply(errors, errors), 2 * bits - _SQUARE_BITS)
     lengths = SharedTensor(lengths.share.sum(1, keepdim=True), _SQUARE_BITS)
@@ -717,7 +729,7 @@ def _clipped_sum(
 
 
 def _cut_line(member: Member, logits: SharedTensor) -> SharedTensor:
-    """Return Z / 4 + 1 / 2, limited to the range from 0 to 1."""
+    """Return Z / 4 + 1 / 2, limited to the range from 0 to 1, where Z are the logits."""
     line = member.public(SharedTensor(logits.share, logits.bits + 2), 0.5)
     line = member.divide(line, 2)
     both = torch.stack([line.share, member.public(line, 1.0, -1).share])
@@ -729,7 +741,7 @@ def _cut_line(member: Member, logits: SharedTensor) -> SharedTensor:
 
 
 def _scales(member: Member, roots: SharedTensor, bound: float) -> SharedTensor:
-    """Return min(1, bound / norm), rounded down."""
+    """Return the clip factors min(1, bound / norm), rounded down."""
     quotient = SharedTensor(roots.share * math.floor(bound * 2**10), roots.bits + 10)
     quotient = member.divide(quotient, quotient.bits - ROOT_BITS, below=True)
     excess = member.public(quotient, -1.0)
@@ -744,11 +756,11 @@ def train_here(
     start: LocalStart | None = None,
     public: Rows | None = None,
 ) -> Tensor:
-    """Train with all holders and the dealer as threads of this process, which protects no secret.
+    """Train with all parties as threads of this process, which protects no secret.
 
     Args:
         terms: see `SecureSgd`.
-        parts: inputs and labels of each holder; see `train`.
+        parts: inputs and labels of each holder; see the argument `own` of `train`.
         start: see `LocalStart`.
         public: see `train`.
 

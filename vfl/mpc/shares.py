@@ -1,16 +1,18 @@
-"""Additive shares: at a holder a tensor's share, at the dealer only the tensor's shape.
+"""Additive shares: a holder has its share of a tensor, the dealer only the tensor's shape.
 
-This file defines shares; `vfl.mpc.engine` multiplies them. The file also truncates shares between
-two holders: a division by a power of two without the rare large error of local division.
+This file defines shares; `vfl.mpc.engine` multiplies shared tensors. The file also truncates shares
+between two holders: a division by a power of two, without the rare large error of separate
+divisions.
 
-Each holder divides its own share. The result is off by at most one unit, unless the first holder's
-share is within |z| of the ring's wrap-around point, where z is the shared value. In that case the
-result is off by N / 2^shift; this happens with probability 2 |z| / N (thesis, 2025, theorem 5.3.1,
-after Mohassel and Zhang 2017, 4.1). The first holder therefore moves such a share by a quarter of
-the ring, and sends the index of the share to the second holder. The second holder moves its own
-share by a quarter in the opposite direction (algorithm 5.1, with the division that it lacks). The
-second holder thus learns that the first holder's shares at these indices were near the wrap-around
-point, within a range of about zmax. The leakage ledger counts these indices.
+In a truncation, each holder divides its own share. The result is off by at most one unit, unless
+the first holder's share is within |z| of the point where the ring wraps around; z is the shared
+value. In that case the result is off by N / 2^shift, where N = 2^64; this happens with probability
+2 |z| / N (thesis, 2025, theorem 5.3.1, after Mohassel and Zhang 2017, 4.1). The first holder
+therefore moves such a share by a quarter of the ring, and sends the index of the moved share to the
+second holder. The second holder moves its own share at this index by a quarter of the ring in the
+opposite direction (algorithm 5.1, with the division that it lacks). The second holder thus learns
+that the first holder's shares at these indices were near the wrap-around point, within a range of
+about zmax (the largest safe |z|). The ledger of leakage counts these indices.
 """
 
 from __future__ import annotations
@@ -24,24 +26,24 @@ from torch import Tensor
 
 _ZERO = torch.zeros((), dtype=torch.int64)
 _QUARTER, _TURN = 1 << 62, 1 << 63
-#: Number of elements that one pass truncates, so that they fit a processor's cache.
+#: Number of elements that one pass truncates, so that they fit into a processor's cache.
 _PIECE = 2**15
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """One party's record of an opening; with it, further products of the tensor are cheap.
+    """One party's record of a tensor's opening, which makes further products of it cheap.
 
     Attributes:
-        mask: a holder's own part of the mask U, or at the dealer P0's part; None if a holder no
-            longer needs the mask.
-        difference: the opened value that a holder received: X - U, or only the other holder's part
-            for a tensor opened in one direction. None at the dealer, which must not know it, and in
-            a run on shapes.
-        second: at the dealer, P1's part of the mask.
-        turn: only for a quotient: at a holder, the public bit of every element that selects one of
-            two masks; at the dealer, the difference between these two masks. Element-wise products
-            use it.
+        mask: at a holder, its own part of the mask U; at the dealer, P0's part; None at a holder
+            that no longer needs the mask.
+        difference: the opened value X - U that a holder received; for a tensor opened in one
+            direction, only the other holder's part of it. None at the dealer, which must not know
+            the opened value, and in a run on shapes.
+        second: at the dealer, P1's part of the mask U.
+        turn: only for a quotient: at a holder, the public bit of every element, which selects one
+            of two masks; at the dealer, the difference between these two masks. Element-wise
+            products use this value.
     """
 
     mask: Tensor | None
@@ -50,11 +52,11 @@ class Opened:
     turn: Tensor | None = None
 
     def map(self, transposed: bool, rows: Tensor | None) -> Opened:
-        """Return the record of the transposed tensor, or of selected rows of the tensor."""
+        """Return the record for the transposed tensor, or for selected rows of the tensor."""
         return self.moved(lambda each: _map(each, transposed, rows))
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Opened:
-        """Return the record of a tensor whose elements were permuted."""
+        """Return the record for a tensor whose elements were moved by `move`."""
         parts = (self.mask, self.difference, self.second, self.turn)
         return Opened(*(None if each is None else move(each) for each in parts))
 
@@ -63,18 +65,19 @@ class Opened:
 class SharedTensor:
     """One party's part of a shared tensor; the methods of this class send no message.
 
-    Fast mode opens two kinds of tensors in one direction: columns that one holder has in plaintext,
-    and, of a right factor for such columns, the share of the other holder.
+    Fast mode opens two kinds of tensors in one direction: columns that one holder knows in
+    plaintext, and, of a right factor for such columns, the share of the other holder.
 
     Attributes:
-        share: this holder's share, int64; at the dealer a placeholder, which has only a shape.
+        share: this holder's share, int64; at the dealer a placeholder with the tensor's shape.
         bits: fraction bits of the shared value.
-        opened: record of the opening, once the tensor was opened under a mask; None before.
-        owned: number of leading columns that P0 owns; P1 owns the other columns. Each column is in
-            plaintext at its owner, and the other holder's share is zero. None if the tensor has
-            ordinary shares.
-        faced: if the tensor is a right factor, number of columns of the left factor that P0 owns.
-        foreseen: whether the tensor is a future answer of P2, in a run on shapes; P0's share is
+        opened: record of the tensor's opening under a mask; None before the tensor was opened.
+        owned: number of leading columns that P0 owns (knows in plaintext); P1 owns the other
+            columns. The owner's share of an owned column is the plaintext, and the other holder's
+            share is zero. None if the tensor has ordinary shares.
+        faced: for a tensor that is a right factor: the number of columns of the left factor that P0
+            owns.
+        foreseen: in a run on shapes, whether the tensor is a future answer of P2; P0's share is
             then a pad.
     """
 
@@ -87,16 +90,16 @@ class SharedTensor:
 
     @property
     def shape(self) -> torch.Size:
-        """Axes of the tensor."""
+        """Axes of the whole tensor."""
         return self.share.shape
 
     @property
     def is_quotient(self) -> bool:
-        """Return whether the tensor was opened during a division; see `Opened.turn`."""
+        """Return whether a division opened the tensor; see `Opened.turn`."""
         return self.opened is not None and self.opened.turn is not None
 
     def mask_part(self, part: int) -> Tensor:
-        """Return the mask of the opening, or for part 1 of a quotient the value `Opened.turn`."""
+        """Return the mask of the opening, or, for part 1 of a quotient, the value `Opened.turn`."""
         turn = self._opening().turn
         if part == 0:
             return self.mask()
@@ -104,7 +107,7 @@ class SharedTensor:
         return turn
 
     def part(self, holder: int) -> Tensor:
-        """Return the elements that a holder opens; their axes are public, their values are not."""
+        """Return the elements that a holder opens; only their axes are public."""
         if self.owned is not None:
             return self.share[:, self.owned :] if holder else self.share[:, : self.owned]
         if self.faced is not None:
@@ -112,25 +115,28 @@ class SharedTensor:
         return self.share
 
     def mask(self) -> Tensor:
-        """Return this party's part of the mask of the opening; see `Opened`."""
+        """Return this party's part of the mask under which the tensor was opened; see `Opened`."""
         mask = self._opening().mask
         assert mask is not None, "a mask was kept"
         return mask
 
     def difference(self) -> Tensor:
-        """Return the opening that a holder received; see `Opened`."""
+        """Return the opened value that a holder received; see `Opened`."""
         difference = self._opening().difference
         assert difference is not None, "a holder knows what was opened"
         return difference
 
     def masks(self) -> tuple[Tensor, Tensor]:
-        """Return both parts of the mask, as the dealer knows them."""
+        """Return both parts of the opening's mask, as the dealer knows them."""
         second = self._opening().second
         assert second is not None, "the dealer draws both"
         return self.mask(), second
 
     def facing(self, left: SharedTensor) -> SharedTensor:
-        """Return this tensor as right factor of `left`; drop an opening that is of no use there."""
+        """Return this tensor as the right factor of `left`.
+
+        An opening that such a product cannot use is dropped.
+        """
         serves = self.opened is not None and self.owned is None
         if serves and self.faced in (None, left.owned):
             return self
@@ -143,9 +149,9 @@ class SharedTensor:
         return self._map(True, None)
 
     def rows(self, index: Tensor) -> SharedTensor:
-        """Select rows; an opening stays valid.
+        """Select rows; an opening of the tensor stays valid for the result.
 
-        The tensor must not be a right factor.
+        The tensor must not be a right factor of an owned tensor.
         """
         return self._map(False, index)
 
@@ -167,8 +173,8 @@ class SharedTensor:
         """Return the same value with more fraction bits.
 
         Raises:
-            ValueError: `bits` is smaller than the present number; reducing it takes a message, see
-                `Party.truncate`.
+            ValueError: `bits` is smaller than the present number of fraction bits; a reduction
+                takes a message, see `Party.truncate`.
         """
         if bits < self.bits:
             raise ValueError(f"{self.bits} fraction bits are reduced to {bits} by `truncate`")
@@ -177,7 +183,10 @@ class SharedTensor:
         return SharedTensor(self.share << (bits - self.bits), bits)
 
     def beside(self, other: SharedTensor) -> SharedTensor:
-        """Join the columns of two tensors; owned columns stay owned if P0's columns come first."""
+        """Join the columns of two tensors.
+
+        Owned columns stay owned if P0's columns come first.
+        """
         self._same_bits(other)
         owned = None
         if self.owned is not None and other.owned is not None:
@@ -186,7 +195,7 @@ class SharedTensor:
         return SharedTensor(torch.cat([self.share, other.share], 1), self.bits, owned=owned)
 
     def row_sum(self) -> SharedTensor:
-        """Return the sum over rows; axes (columns,)."""
+        """Return the sum over all rows; axes (columns,)."""
         return SharedTensor(self.share.sum(0), self.bits)
 
     def alone(self) -> SharedTensor:
@@ -209,7 +218,7 @@ class SharedTensor:
 
 
 def owned_by(owner: int, shape: Sequence[int]) -> int | None:
-    """Return the value of `SharedTensor.owned` for a tensor that this party shares.
+    """Return the value of `SharedTensor.owned` for a tensor that the holder `owner` shares.
 
     >>> owned_by(0, (5, 3)), owned_by(1, (5, 3)), owned_by(2, (5, 3))
     (3, 0, None)
@@ -220,7 +229,7 @@ def owned_by(owner: int, shape: Sequence[int]) -> int | None:
 
 
 def stacked(parts: Sequence[SharedTensor]) -> SharedTensor:
-    """Stack the rows of several tensors that are owned and opened in the same way."""
+    """Stack the rows of several tensors with the same owner, all opened in the same way."""
     if len(parts) == 1:
         return parts[0]
     first, opened = parts[0], None
@@ -238,9 +247,9 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def blank(shape: Sequence[int]) -> Tensor:
-    """Return a tensor without content: a single zero that represents every element.
+    """Return a tensor without content: a single zero represents every element.
 
-    torch's own meta tensors take seconds to load.
+    torch's own meta tensors, which have no content either, take seconds to load.
     """
     return _ZERO.expand(tuple(shape))
 
@@ -253,14 +262,15 @@ def _map(elements: Tensor, transposed: bool, rows: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Truncation on shares: z becomes z times / 2^shift.
+    """Truncation of shares: a value z becomes z times / 2^shift.
 
     Attributes:
         shift: number of bits by which to divide.
-        zmax_bits: number of bits of the largest safe |z times|; larger values can have the large
-            error of local division.
+        zmax_bits: number of bits of the largest safe |z times|; larger values may suffer the large
+            error of separate divisions.
         times: public integer factor, by which z is multiplied first.
-        rate: whether the division changes the value, and not only the number of fraction bits.
+        rate: whether the truncation divides the value (and not only its representation, by a change
+            of the fraction bits).
     """
 
     shift: int
@@ -270,7 +280,7 @@ class Truncation:
 
 
 def bits_after(bits: int, truncations: Sequence[Truncation]) -> int:
-    """Return the fraction bits that a value with `bits` fraction bits has after truncations.
+    """Return the fraction bits of a value that had `bits` fraction bits before truncations.
 
     >>> bits_after(40, [Truncation(20, 48), Truncation(18, 38, times=819, rate=True)])
     20
@@ -283,8 +293,10 @@ class MovedIndices:
     """Indices at which the first holder moved its share by a quarter of the ring.
 
     Attributes:
-        large: flat indices of shares just below the wrap-around point, which were lowered.
-        small: flat indices of shares just above the wrap-around point, which were raised.
+        large: flat indices of shares just below the wrap-around point; the holder lowered these
+            shares.
+        small: flat indices of shares just above the wrap-around point; the holder raised these
+            shares.
     """
 
     large: Tensor
@@ -295,11 +307,13 @@ class MovedIndices:
 
 
 def truncate_first(elements: Tensor, truncations: Sequence[Truncation]) -> list[MovedIndices]:
-    """Truncate at the first holder, in place; return the indices to send to the second holder.
+    """Truncate at the first holder, in place.
+
+    The function returns the indices that this holder must send to the second holder.
 
     Args:
-        elements: the first holder's share, int64 of one axis.
-        truncations: divisions, one after the other; equal at both holders.
+        elements: the first holder's share, int64 with one axis.
+        truncations: truncations, one after the other; equal at both holders.
     """
     lists: list[tuple[list[np.ndarray], list[np.ndarray]]] = [([], []) for _ in truncations]
     steps = list(zip(truncations, _reach_the_turn(truncations), lists, strict=True))
@@ -309,8 +323,8 @@ def truncate_first(elements: Tensor, truncations: Sequence[Truncation]) -> list[
             if truncation.times > 1:
                 piece *= truncation.times
             if may_be_near and len(near := _near_the_turn(piece, 1 << truncation.zmax_bits)):
-                # Subtract a quarter of the ring where the share is large, add a quarter where it is
-                # small.
+                # Subtract a quarter of the ring from large shares, and add a quarter to small
+                # shares.
                 moved = piece.numpy()[near] ^ _QUARTER
                 piece.numpy()[near] = moved
                 # A quarter of the ring is more than zmax, so a lowered share is still above 0.
@@ -323,9 +337,9 @@ def truncate_first(elements: Tensor, truncations: Sequence[Truncation]) -> list[
 def truncate_second(
     elements: Tensor, truncations: Sequence[Truncation], moved: Sequence[MovedIndices]
 ) -> None:
-    """Truncate at the second holder, in place: move shares at the sent indices back, and divide.
+    """Truncate at the second holder, in place: move the shares at the received indices, and divide.
 
-    One holder rounds down and the other rounds up, which keeps the error of the sum within one
+    One holder rounds down and the other rounds up, so that the sum of shares is off by at most one
     unit.
     """
     elements.neg_()
@@ -340,9 +354,9 @@ def truncate_second(
 
 
 def _reach_the_turn(truncations: Sequence[Truncation]) -> Iterator[bool]:
-    """Yield, for each division, whether a share can be near the wrap-around point before it.
+    """Yield for each truncation whether a share can be near the wrap-around point before it.
 
-    After one division, no share can be near that point, whatever the share was before.
+    After one division, no share can be near the wrap-around point.
     """
     most = _TURN
     for truncation in truncations:
@@ -356,8 +370,8 @@ def _whole(parts: Sequence[np.ndarray]) -> Tensor:
 
 
 def _near_the_turn(elements: Tensor, zmax: int) -> np.ndarray:
-    """Return indices of shares within zmax of the wrap-around point."""
-    # Counted from the lowest such share, these shares are below 2 zmax, so that one comparison
-    # finds shares on both sides of the point.
+    """Return the indices of shares within zmax of the wrap-around point."""
+    # Counted from the lowest such share, these shares are below 2 zmax, so one comparison finds the
+    # shares on both sides of the wrap-around point.
     from_lowest = elements.numpy().view(np.uint64) + np.uint64(_TURN + zmax)
     return np.flatnonzero(from_lowest < np.uint64(2 * zmax))

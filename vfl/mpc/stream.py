@@ -1,8 +1,9 @@
 """One-time pads from a key that two parties share: AES-128 in counter mode; no pad repeats.
 
-The key belongs to one pair of parties in one attempt of one session; the key agreement binds it to
-them. Every purpose has a separate AES key, and every step a separate counter range. Neither the
-order of calls nor a missing call can therefore make the pads of the two parties differ.
+The key belongs to one pair of parties in one attempt of one session; the key agreement binds the
+key to these facts. Every purpose has a separate AES key, and every step of a purpose a separate
+range of the counter. The pads of the two parties therefore agree whatever the order of calls is,
+and even if a call is missing.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 
 from vfl.core.errors import ReusedPadError
 
-#: Bytes of the key of a stream.
+#: Number of bytes of a stream's key.
 KEY_BYTES = 32
 _BLOCK_BYTES = 16
-#: Zeros, to which the cipher adds its key stream.
+#: Zeros that the cipher encrypts; the result is its key stream.
 _ZEROS = bytes(1 << 16)
 _AES_KEY_BYTES = 16
 _STEPS = 2**63
 
 
 class PadStream:
-    """One-time pads of one key; only one thread may use this object.
+    """One-time pads from one key; only one thread may use this object.
 
-    A purpose consists of words and numbers; a number as the last part is the step. The steps of a
-    purpose only increase, so the last step per purpose records which steps are used.
+    A purpose consists of words and numbers; if its last part is a number, this number is the step.
+    The steps of a purpose must increase, so the object remembers only the last step of each
+    purpose.
 
     Args:
-        key: 32 bytes known to both parties, valid for one pair, session and attempt.
+        key: 32 bytes that both parties know, valid for one pair of parties, session and attempt.
 
     >>> ours, theirs = PadStream(bytes(32)), PadStream(bytes(32))
     >>> bool((ours.elements64(3, "share", 7) == theirs.elements64(3, "share", 7)).all())
@@ -48,31 +50,32 @@ class PadStream:
         self._last: dict[tuple[str | int, ...], int] = {}
 
     def expand(self, *names: tuple[str | int, ...]) -> None:
-        """Derive the keys of purposes now; otherwise the first pad of a purpose derives its key.
+        """Derive the keys of purposes now.
+
+        Otherwise the first pad of a purpose derives the purpose's key.
 
         Args:
-            names: purposes without their step.
+            names: purposes, each without its step.
         """
         for name in names:
             self._cipher_of(name)
 
     def elements32(self, count: int, *purpose: str | int) -> np.ndarray:
-        """Return uniform elements of the ring 2^32; uint32 of shape (count,). See `elements64`."""
+        """Return uniform elements of the ring 2^32, uint32, axes (count,). See `elements64`."""
         return self._elements(count, np.dtype("<u4"), purpose)
 
     def elements64(self, count: int, *purpose: str | int) -> np.ndarray:
-        """Return uniform elements of the ring 2^64; uint64 of shape (count,).
+        """Return uniform elements of the ring 2^64, uint64, axes (count,).
 
-        The caller may change the elements.
+        The caller may change the returned elements.
 
         Args:
             count: number of elements; a longer pad begins with the same elements as a shorter pad.
-            purpose: purpose of the elements, with the step as its last part if the purpose has
-                steps.
+            purpose: purpose of the elements; if the purpose has steps, the step is its last part.
 
         Raises:
-            ReusedPadError: the pad of this purpose and step, or of a later step, was returned
-                before.
+            ReusedPadError: the pad for this purpose and step, or for a later step, was already
+                returned.
         """
         return self._elements(count, np.dtype("<u8"), purpose)
 
@@ -81,14 +84,14 @@ class PadStream:
     ) -> np.ndarray:
         size = count * dtype.itemsize
         cipher = self._cipher_at(purpose)
-        # The cipher's output buffer needs one block more than the cipher writes.
+        # The cipher needs one block more of output memory than it writes.
         raw, zeros = np.empty(size + _BLOCK_BYTES, dtype=np.uint8), memoryview(_ZEROS)
         for start in range(0, size, len(_ZEROS)):
             cipher.update_into(zeros[: size - start], raw[start:].data)
         return raw[:size].view(dtype)
 
     def _cipher_at(self, purpose: tuple[str | int, ...]) -> CipherContext:
-        """Return the cipher of a purpose, positioned at the first block of its step.
+        """Return the cipher of a purpose, positioned at the first block of the purpose's step.
 
         The step counts as used from this call on.
         """
@@ -119,7 +122,7 @@ class PadStream:
         return cipher
 
     def _key_of(self, name: tuple[str | int, ...]) -> bytes:
-        """Encode words and numbers so that no word has the encoding of a number."""
+        """Encode words and numbers so that no word and number have the same encoding."""
         parts = [f"{type(part).__name__}{len(str(part))}:{part}" for part in name]
         return hmac.digest(self._key, "".join(parts).encode(), "sha256")[:_AES_KEY_BYTES]
 

@@ -1,30 +1,31 @@
-"""Mode "fast": the same protocol and the same trust as "thesis", with less traffic.
+"""Mode "fast": the same protocol and the same trust as in mode "thesis", with less traffic.
 
 A holder's own values stay in plaintext at that holder, and the other holder's share of them is
 zero. Such a tensor, and the other factor of a product with it, are each opened in one direction
-only. Other tensors are opened under one mask, in both directions at once. All products with a
-tensor use its single opening; the dealer's share of each product is fresh. Products whose values go
-to P2 keep their scale, so no division precedes a function. If a product is divided, P0 sends the
-index lists of algorithm 5.1 right after its opening of the product's factors.
+only: to the other holder. All other tensors are opened under one mask, in both directions at once.
+All products with a tensor use its single opening; the dealer shares each product of masks anew.
+Products whose values go to P2 keep their number of fraction bits, so no division precedes a
+function. If a product is divided, P0 sends the index lists of algorithm 5.1 right after its opening
+of the factors.
 
-In one direction: let X = [X_0 X_1], with X_i in plaintext at P_i, and let W = W_0 + W_1. P_0
-computes X_0 W_0 alone, with the rows of W_0 that belong to its columns. The factors of X_0 W_1 are
-in plaintext at different parties, so one mask per factor is enough (Beaver 1991). P_0 opens the
-value E = X_0 - U, P_1 opens D = W_1 - V, and X_0 W_1 = X_0 D + E V + U V. P_0 computes X_0 D, P_1
-knows E and V, and the dealer shares U V. The product X_1 W_0 is computed in the same way, with the
-roles of P_0 and P_1 exchanged. Each holder i therefore multiplies its plaintext by W_i + D, and the
-opening that it received by its mask V.
+In one direction: let X = [X_0 X_1], where P_i knows X_i in plaintext, and let W = W_0 + W_1 be a
+shared right factor. P_0 computes X_0 W_0 alone, from the rows of W_0 that belong to its columns.
+Different parties know the two factors of X_0 W_1 in plaintext, so one mask per factor is enough
+(Beaver 1991). P_0 opens E = X_0 - U, P_1 opens D = W_1 - V, and X_0 W_1 = X_0 D + E V + U V. P_0
+computes X_0 D, P_1 computes E V from the E that it received and its mask V, and the dealer shares U
+V. The product X_1 W_0 is computed in the same way, with exchanged roles of P_0 and P_1. Each holder
+i therefore multiplies its plaintext by W_i + D, and the opening that it received by its own mask V.
 
 Ahead of time: masks, permutations and signs depend on no value, and products of masks depend only
 on masks. So all three parties follow a program on shapes before it runs: P2 deals, and all parties
-draw their pads, before the values arrive. Operations get the same numbers as in the later run of
-the program, and with them the same pads.
+draw their pads, before the values arrive. In this run on shapes, operations get the same numbers as
+in the later run of the program on values, and with the numbers the same pads.
 
-Pipelined: P2 needs no result of the questions that holders ask, so it does not wait for a question.
-It deals for later operations, a slice of a product at a time, and answers a question once both
-holders have asked it (`FastDealer.pipelined`). The messages are the same and disclose no more. Only
-their order between P2 and P1 depends on time, so P1 stores early frames until they are needed
-(`Channel.keeps_early`).
+Pipelined: P2 needs no result of the questions (requests for functions) that holders send, so it
+does not wait for a question. P2 deals for later operations, one slice of a product at a time, and
+answers a question as soon as both holders have sent it (`FastDealer.pipelined`). The messages are
+the same as without dealing ahead, and disclose no more. Only their order between P2 and P1 depends
+on time, so P1 stores early frames until their operations begin (`Channel.keeps_early`).
 """
 
 from __future__ import annotations
@@ -48,34 +49,34 @@ from vfl.mpc.rules import P0, P1, P2, Rules
 from vfl.mpc.shares import Opened, SharedTensor, blank, owned_by
 from vfl.mpc.three_party.party import Dealer, Party, Product, Question, ShareHolder
 
-#: Number of elements of a slice of a dealt product. P2 looks for questions after each slice; on a
-#: link of 80 Mbit/s this is every 26 ms.
+#: Number of elements in a slice of a dealt product. P2 looks for questions after each slice; on a
+#: link of 80 Mbit/s, it does so every 26 ms.
 _SLICE = 2**15
 #: Largest number of bytes that P2 deals while a question waits; P1 stores these bytes in memory.
 _AHEAD_BYTES = 1 << 26
 
 
 class Fast(Party):
-    """A party of the mode; all three parties can do some steps ahead of time."""
+    """A party in fast mode; all three parties can do some steps of operations ahead of time."""
 
     def deal(self, program: Callable[[Party], None]) -> None:
         program(Preprocessing(self))
 
     @abstractmethod
     def open_ahead(self, number: int, closed: Sequence[SharedTensor]) -> list[Opened]:
-        """Draw the masks of an opening, and open those tensors that are pads."""
+        """Draw the masks for an opening, and open those tensors that are pads, ahead of time."""
 
     @abstractmethod
     def multiply_ahead(self, product: Product) -> None:
-        """Deal a product in advance, and compute the terms that need no later value."""
+        """Deal a product ahead of time, and compute those of its terms that need no later value."""
 
     @abstractmethod
     def ask_ahead(self, asked: Question, function: Function) -> Sequence[Tensor]:
-        """Draw the pads of a question; P0 also draws its shares of the results."""
+        """Draw the pads of a question to P2; P0 also draws its shares of the results."""
 
 
 class FastHolder(Fast, ShareHolder):
-    """P0 or P1."""
+    """P0 or P1, the holders of shares, in fast mode."""
 
     def _share(
         self, number: int, owner: int, shape: Sequence[int], own: Tensor | None, bits: int
@@ -101,7 +102,7 @@ class FastHolder(Fast, ShareHolder):
 
     def open_ahead(self, number: int, closed: Sequence[SharedTensor]) -> list[Opened]:
         masks, early = self._draw(number, closed), None
-        # P0's share of P2's future answer is a pad, which P0 can open before the value exists.
+        # P0's share of P2's future answer is a pad, so P0 can open it before the value exists.
         if closed and all(each.foreseen for each in closed):
             if self.first:
                 early = self._open_own(closed, masks, number, "offline")
@@ -132,7 +133,7 @@ class FastHolder(Fast, ShareHolder):
     def _open_own(
         self, closed: Sequence[SharedTensor], masks: Sequence[Tensor], number: int, phase: str
     ) -> list[Tensor]:
-        """Send this holder's openings, if it has any, and return them."""
+        """Send this holder's openings, if it has any, and return these openings."""
         own = [each.part(self.role) - mask for each, mask in zip(closed, masks, strict=True)]
         if any(each.numel() for each in own):
             self.channels[self.other].send(own, number, phase)
@@ -189,7 +190,7 @@ class FastHolder(Fast, ShareHolder):
 
 
 def _opened(shared: SharedTensor, mask: Tensor, own: Tensor, theirs: Tensor) -> SharedTensor:
-    """Return the tensor with the record of the openings that a holder received."""
+    """Return the tensor with a record of the openings that a holder received."""
     if shared.owned is not None:
         opened = Opened(None, theirs)
     else:
@@ -202,7 +203,9 @@ def _with_opening(shared: SharedTensor, opened: Opened) -> SharedTensor:
 
 
 def dealt_slices(shape: Sequence[int]) -> list[slice]:
-    """Return the rows of each message of a dealt product: up to 2^15 elements, at least one row.
+    """Return the rows of each message of a dealt product.
+
+    A message has at most 2^15 elements, but at least one row.
 
     >>> dealt_slices((500, 100))
     [slice(0, 327, None), slice(327, 500, None)]
@@ -212,7 +215,7 @@ def dealt_slices(shape: Sequence[int]) -> list[slice]:
 
 
 class FastDealer(Fast, Dealer):
-    """P2 in fast mode."""
+    """P2, which deals and evaluates functions, in fast mode."""
 
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
         super().__init__(role, links, rules)
@@ -238,14 +241,17 @@ class FastDealer(Fast, Dealer):
             self._asked.clear()
 
     def _links_to_poll(self) -> dict[int, Polled]:
-        """Return both holders' links if both can be polled, else none; check new links anew."""
+        """Return the links to both holders if both can be polled, else none.
+
+        If a link was replaced, both links are checked again.
+        """
         links = self.channels[P0].link, self.channels[P1].link
         if self._links != links:
             first, second = self._links = links
             self._can_poll = {}
             if isinstance(first, Polled) and isinstance(second, Polled):
-                # This prevents a deadlock: P1 may wait for P0, P0 may wait until P2 reads its
-                # question, and P2 until P1 reads its share.
+                # Without this, a deadlock is possible: P1 may wait for P0, P0 may wait until P2
+                # reads P0's question, and P2 may wait until P1 reads its share.
                 second.read_beside([first])
                 self._can_poll = {P0: first, P1: second}
         return self._can_poll
@@ -324,7 +330,10 @@ class FastDealer(Fast, Dealer):
 
 
 def _add_known(z: Tensor, product: Product, holder: int) -> None:
-    """Add E V to a holder's share: the left factor's received opening times the right's mask."""
+    """Add E V to a holder's share.
+
+    E is the left factor's opening that the holder received, and V its mask of the right factor.
+    """
     left, right, far = product.left, product.right, _rows(product.left, 1 - holder)
     masked = right.mask()
     if product.operation is matmul:
@@ -339,7 +348,7 @@ def _add_own(z: Tensor, product: Product, holder: int) -> None:
     if right.faced is not None:
         z += matmul(clear, right.part(1 - holder) + right.difference())
         return
-    # If the right factor was opened in both directions, D is the difference of the whole tensor, so
+    # If the right factor was opened in both directions, D is the opening of the whole tensor, so
     # W_i + D_j is D + V_i.
     factor = right.difference() + right.mask()
     if product.operation is matmul:
@@ -349,12 +358,13 @@ def _add_own(z: Tensor, product: Product, holder: int) -> None:
 
 
 def _mask_factors(product: Product) -> list[tuple[Tensor, Tensor]]:
-    """Return pairs of masks; the dealer shares the products of these pairs.
+    """Return pairs of masks; the dealer shares the products of the masks of each pair.
 
-    For an owned left factor, the mask of each holder is multiplied by the mask of the other holder.
+    If holders own columns of the left factor, the mask of each holder is multiplied by the mask of
+    the other holder.
 
-    The products of the pairs are added up; for an owned transposed left factor (`inner`) they are
-    stacked.
+    The products of the pairs are added; for a transposed left factor with owned columns (`inner`)
+    they are stacked.
     """
     left, right = product.left, product.right
     (u0, u1), (v0, v1) = left.masks(), right.masks()
@@ -368,7 +378,7 @@ def _mask_factors(product: Product) -> list[tuple[Tensor, Tensor]]:
 def _mask_product(
     operation: Operation, factors: Sequence[tuple[Tensor, Tensor]], rows: slice
 ) -> Tensor:
-    """Compute some rows of the mask product that the dealer shares."""
+    """Compute some rows of the product of masks that the dealer shares."""
     if operation is not inner:
         found = [operation(u[rows], v if operation is matmul else v[rows]) for u, v in factors]
         return found[0] if len(found) == 1 else found[0].add_(found[1])
@@ -382,10 +392,10 @@ def _mask_product(
 
 
 def _require_factors(product: Product) -> None:
-    """Require factors whose openings can be multiplied.
+    """Require factors whose openings fit each other in a product.
 
     Raises:
-        ValueError: the openings cannot be multiplied.
+        ValueError: the openings of the factors do not fit each other.
     """
     left, right, operation = product.left, product.right, product.operation
     known = operation is matmul or (operation is inner and right.faced is None)
@@ -397,26 +407,32 @@ def _require_factors(product: Product) -> None:
 
 
 def _rows(left: SharedTensor, holder: int) -> slice:
-    """Return which rows of the right factor meet the holder's columns in the product."""
+    """Return the rows of the right factor that meet the holder's columns of the left one."""
     return slice(left.owned, None) if holder else slice(0, left.owned)
 
 
 def _openings(closed: Sequence[SharedTensor]) -> list[tuple[object, ...]]:
-    """Return a key of openings: the axes of the tensors, and who opens which part of them."""
+    """Return a key for openings.
+
+    It consists of the tensors' axes, and of who opens which part of them.
+    """
     return [(each.shape, each.owned, each.faced) for each in closed]
 
 
 def _factors(product: Product) -> tuple[object, ...]:
-    """Return a key of a product, with the divisions that limit the precision of its dealt part."""
+    """Return a key for a product.
+
+    It includes the divisions, which limit the precision of the dealt part.
+    """
     scales = product.left.bits, product.right.bits, *product.truncations
     return (product.operation, *scales, *_openings([product.left, product.right]))
 
 
 class Preprocessing(Dealer):
-    """Stands in for a party while a program runs on shapes only; sends no message itself.
+    """Stands in for a party while a program runs on shapes only; it sends no message itself.
 
     Args:
-        party: party that follows the program; its operation counter does not change.
+        party: party for which the program runs; its count of operations does not change.
     """
 
     def __init__(self, party: Fast) -> None:
@@ -434,7 +450,7 @@ class Preprocessing(Dealer):
         bits: int = -1,
         scale: str = "",
     ) -> SharedTensor:
-        self.next_number()  # no values exist in this run
+        self.next_number()  # a run on shapes has no values
         bits = self.rules.bits if bits < 0 else bits
         return SharedTensor(blank(shape), bits, owned=owned_by(owner, shape))
 

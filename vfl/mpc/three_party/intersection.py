@@ -1,21 +1,23 @@
-"""Intersection of two parties' rows; no party learns which rows are common, or how many.
+"""Intersection of two parties' rows; no party learns which rows, or how many, are common.
 
-The protocol is circuit-based private set intersection (Pinkas et al. 2019) with a helper. P0 and P1
-have ids, and P2 has no ids. P0 puts each id into one of many bins by cuckoo hashing (three
-functions). P1 draws a target for each bin, and programs a table that maps each of its ids to the
-target of every possible bin. P2 has the table and answers P0's queries, which limits P0 to one
-query per bin. P0 then has one value per bin, and P1 has one target per bin; P0's id is common if
-value and target are equal. 63 AND gates on shared bits test the equality, with bit triples that P2
-deals (Goldreich et al. 1987; Beaver 1991).
+The protocol is circuit-based private set intersection (Pinkas et al. 2019) with a third party as
+helper. P0 and P1 have ids, and P2 has no ids. P0 puts each id into one of many bins, by cuckoo
+hashing with three hash functions. P1 draws a target value for each bin, and builds a table that
+maps each of its ids to the targets of all bins in which the id may be. P2 receives the table and
+answers P0's queries, so that P0 gets only one query per bin. P0 then has one value per bin, and P1
+has one target per bin; the id in P0's bin is common to both if value and target are equal. 63 AND
+gates on shared bits test for equality, with bit triples that P2 deals (Goldreich et al. 1987;
+Beaver 1991).
 
 The results are shares of a weight for each bin (1 if P0's id in the bin is common, else 0), and
-shares of P1's columns of that row. `moments` uses them.
+shares of P1's columns of that id's row. The function `moments` uses these results.
 
-Disclosure: each party learns only the padded size of the sets. P0 receives uniform values for
-common ids and for all other ids: each target is used once, and other answers are masked with a key
-that P0 lacks. P2 receives keyed hashes, and a table that is uniform under masks of a key that P2
-lacks. With probability 2^-64 per bin, an id is wrongly classified as common. A party that colludes
-with P2 can test ids, as in `vfl.datasets.alignment.protocols`.
+Disclosure: each party learns only the padded size of the sets. P0 receives uniformly distributed
+values for common ids and for all other ids: each target is used once, and all other answers are
+masked with a key that P0 lacks. P2 receives keyed hashes, and a table that is uniformly distributed
+under masks of a key that P2 lacks. With probability 2^-64 per bin, an id is taken for common
+although it is not. A party that colludes with P2 can test whether the other party has certain ids,
+as in `vfl.datasets.alignment.protocols`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from vfl.mpc.shares import SharedTensor
 from vfl.mpc.three_party.party import Party, shape_only
 
 #: Fraction bits of P1's columns; with this number, sums of products over 2^28 standardised rows fit
-#: the ring.
+#: into the ring.
 BITS = 16
 _FUNCTIONS = 3
 _TAG_WORDS = 2
@@ -51,12 +53,14 @@ _WORD = np.dtype("<u8")
 
 @dataclass(frozen=True)
 class HiddenRows:
-    """One party's part of a secret intersection, with one row per bin.
+    """One party's part of the result of a secret intersection, with one row per bin.
 
     Attributes:
-        rows: at P0, the index of its row in each bin, or -1 for an empty bin; None elsewhere.
-        weight: 1 if the row in the bin is common, else 0; integers, axes (bins, 1).
-        columns: P1's columns of a common row, random values otherwise; axes (bins, columns).
+        rows: at P0, the index of P0's row in each bin, or -1 for an empty bin; None at other
+            parties.
+        weight: shared integers, axes (bins, 1): 1 if the row in the bin is common, else 0.
+        columns: shared columns of P1, axes (bins, columns): P1's values of a common row, random
+            values otherwise.
     """
 
     rows: np.ndarray | None = field(repr=False)
@@ -80,18 +84,19 @@ def intersect(
     ids: Sequence[bytes] | None = None,
     values: Tensor | None = None,
 ) -> HiddenRows:
-    """Return shares of two results: which of P0's rows are common, and P1's columns there.
+    """Return shares of two results: which of P0's rows are common, and P1's columns in these rows.
 
     Args:
-        party: this party, with agreed keys. Only the two parties of a link may read it: P0 must not
-            read P1's messages to P2, and P2 must not read the messages between P0 and P1.
-        pad: number of ids to which both sets appear to be padded.
-        columns: number of P1's columns.
+        party: this party, which has agreed on keys with the others. Only the two parties of a link
+            may be able to read it: P0 must not read P1's messages to P2, and P2 must not read the
+            messages between P0 and P1.
+        pad: number of ids to which both sets are padded, so that their sizes stay secret.
+        columns: number of P1's columns that are shared.
         ids: normalised ids of P0 and P1 without repetition; None at P2.
-        values: P1's columns, standardised, axes (ids, columns); None elsewhere.
+        values: P1's standardised columns, axes (ids, columns), at P1; None elsewhere.
 
     Raises:
-        BadOptionError: a party has more ids than `pad`, or cuckoo hashing fails.
+        BadOptionError: a party has more ids than `pad`, or cuckoo hashing finds no arrangement.
     """
     if ids is not None and len(ids) > pad:
         raise BadOptionError(
@@ -121,24 +126,26 @@ def intersect(
 def moments(
     party: Party, hidden: HiddenRows, own: Tensor | None, columns: int, min_common: int = 1
 ) -> Tensor | None:
-    """Return sums over common rows: of products of any two columns, and of the number 1.
+    """Return sums over the common rows.
 
-    P1 learns the number of common rows, and accepts or refuses it; then P0 learns the sums.
+    The sums are those of the products of any two columns, the constant 1 being the first column. P1
+    learns the number of common rows, and accepts or refuses it; if P1 accepts, P0 learns the sums.
 
     Args:
         party: the party that returned `hidden`.
         hidden: see `intersect`.
-        own: at P0 its columns, standardised, axes (rows, columns); None elsewhere.
+        own: P0's standardised columns, axes (rows, columns), at P0; None elsewhere.
         columns: number of P0's columns.
-        min_common: least number of common rows; with fewer rows P1 refuses.
+        min_common: smallest number of common rows that P1 accepts.
 
     Returns:
-        at P0, float64 of axes (1 + all columns, 1 + all columns), in the order: the number 1, P0's
-        columns, P1's columns. The first element is the number of common rows. None elsewhere.
+        At P0, float64 of axes (1 + all columns, 1 + all columns), in the order: the constant 1,
+        P0's columns, P1's columns. The first element is thus the number of common rows. None
+        elsewhere.
 
     Raises:
-        ConsentError: at P1, there are fewer common rows; the error has no count, because other
-            parties receive it.
+        ConsentError: at P1, there are too few common rows; the error states no number, because
+            other parties receive it.
     """
     where, bins = "rows that two parties share", hidden.weight.shape[0]
     placed = None
@@ -166,7 +173,7 @@ def moments(
 def _ask(
     party: Party, number: int, ids: Sequence[bytes], bins: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """At P0, return the row in each bin, and the value that P2 finds for the row."""
+    """At P0, return the row in each bin, and the value that P2 looked up for this row."""
     for _ in range(_DRAWS):
         key = secrets.token_bytes(_KEY_BYTES)
         places, tags, masks = _hashed(ids, key, bins, width)
@@ -194,9 +201,9 @@ def _program(
     bins: int,
     values: Tensor | None,
 ) -> np.ndarray:
-    """At P1, send P2 a table that maps each id to the targets of its bins.
+    """At P1, send P2 a table that maps each id to the targets of the id's bins.
 
-    The result is P1's targets and its shares of the columns.
+    The result is the list of P1's targets, and P1's shares of the columns.
     """
     key = bytes(party.channels[P0].receive_bytes(number, _KEY_BYTES))
     own = np.zeros((len(ids), 0)) if values is None else values.double().numpy()
@@ -227,7 +234,10 @@ def _program(
 
 
 def _look_up(party: Party, number: int, pad: int, bins: int, width: int) -> None:
-    """At P2, look up the table's value for each of P0's tags, under a mask that P1 has too."""
+    """At P2, look up the table's value for each of P0's tags.
+
+    P2 adds a mask that P1 can draw too.
+    """
     size = _FUNCTIONS * _segment(pad)
     payload = party.channels[P1].receive_bytes(number, _KEY_BYTES + size * width * ELEMENT_BYTES)
     table = np.frombuffer(payload[_KEY_BYTES:], _WORD).reshape(size, width)
@@ -241,7 +251,7 @@ def _look_up(party: Party, number: int, pad: int, bins: int, width: int) -> None
 def _hashed(
     ids: Sequence[bytes], key: bytes, bins: int, width: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the bin, the tag and the value's mask for each id and hash function.
+    """Return the bin, the tag and the mask of the value, for each id and hash function.
 
     The axes are (ids, functions), (ids, functions, 2) and (ids, functions, width).
     """
@@ -252,12 +262,15 @@ def _hashed(
 
 
 def _segment(pad: int) -> int:
-    """Return a third of the table's slots; its 1.3 slots per tag exceed the 1.23 that it needs."""
+    """Return a third of the table's slots.
+
+    The table has 1.3 slots per tag, more than the 1.23 that the construction needs.
+    """
     return -(-13 * pad // 10) + _LEAST_SEGMENT
 
 
 def _slots(tags: np.ndarray, seed: bytes, pad: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return three slots for each tag, one per third of the table, and its value's mask."""
+    """Return three slots for each tag, one in each third of the table, and its value's mask."""
     segment = _segment(pad)
     raw = np.ascontiguousarray(tags).tobytes()
     size = _TAG_WORDS * 8
@@ -269,7 +282,7 @@ def _slots(tags: np.ndarray, seed: bytes, pad: int, width: int) -> tuple[np.ndar
 
 
 def _keyed(items: Sequence[bytes], key: bytes, words: int) -> np.ndarray:
-    """Hash each item by keyed BLAKE2b (RFC 7693) to uint64, axes (items, words)."""
+    """Hash each item by keyed BLAKE2b (RFC 7693); the result is uint64, axes (items, words)."""
     blake, blocks = hashlib.blake2b, []
     for start in range(0, words, _DIGEST_WORDS):
         size, person = 8 * min(_DIGEST_WORDS, words - start), start.to_bytes(4, "little")
@@ -281,11 +294,11 @@ def _keyed(items: Sequence[bytes], key: bytes, words: int) -> np.ndarray:
 
 
 def _placed(places: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Put each id in one of its bins, by cuckoo hashing with a random walk (Pagh and Rodler 2004).
+    """Put each id into one of its bins, by cuckoo hashing (Pagh and Rodler 2004) with random walks.
 
     Returns:
         The result is the row in each bin (-1 for an empty bin), and the hash function that put the
-        row there; None if an id found no bin.
+        row there; it is None if an id found no bin.
     """
     rows, functions, choices = [-1] * bins, [0] * bins, places.tolist()
     for first in range(len(choices)):
@@ -303,14 +316,14 @@ def _placed(places: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray] | No
 
 
 def _table(slots: np.ndarray, values: np.ndarray, size: int) -> np.ndarray | None:
-    """Fill slots so that the XOR of each key's three slots is the key's value; None on failure.
+    """Fill a table so that the XOR of each key's three slots is the key's value; None on failure.
 
-    Keys that share no slot with another key are removed in rounds; the slots are then filled in
-    reverse order (Molloy 2005; Garimella et al. 2021, section 4).
+    Keys with a slot that no other key has are removed in rounds; the slots are then filled in
+    reverse order of removal (Molloy 2005; Garimella et al. 2021, section 4).
     """
     keys = np.arange(len(slots))
     count = np.bincount(slots.ravel(), minlength=size)
-    owner = np.zeros(size, dtype=np.int64)  # XOR of the keys that are left in a slot
+    owner = np.zeros(size, dtype=np.int64)  # XOR of the numbers of the keys that are left in a slot
     for each in slots.T:
         np.bitwise_xor.at(owner, each, keys)
     rounds = []
@@ -330,7 +343,10 @@ def _table(slots: np.ndarray, values: np.ndarray, size: int) -> np.ndarray | Non
 
 
 def _all_ones(party: Party, shares: np.ndarray) -> np.ndarray:
-    """Test whether all 64 bits of each shared word are 1; return shared bits, packed in bytes."""
+    """Test whether all 64 bits of each shared word are 1.
+
+    The result consists of shared bits, packed into bytes.
+    """
     words = np.ascontiguousarray(shares).view(np.uint8).reshape(len(shares), 8)
     for half in (4, 2, 1):
         words = _and(party, words[:, :half], words[:, half:])
@@ -342,7 +358,7 @@ def _all_ones(party: Party, shares: np.ndarray) -> np.ndarray:
 
 
 def _and(party: Party, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Compute a bitwise AND on shares (Beaver 1991); uint8 of any axes, zeros at P2."""
+    """Compute a bitwise AND on shared bits (Beaver 1991); uint8 of any axes, zeros at P2."""
     number, size = party.next_number(), left.size
     if party.role == P2:
         (a, b, c), (more_a, more_b, _) = (_triple(party, peer, size, number) for peer in (P0, P1))
@@ -362,14 +378,14 @@ def _and(party: Party, left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _triple(party: Party, peer: int, size: int, number: int) -> np.ndarray:
-    """Draw three pads of bits that party `peer` can draw too; uint8, axes (3, size)."""
+    """Draw three random bit vectors that party `peer` can draw too; uint8, axes (3, size)."""
     words = party.pads[peer].elements64(-(-3 * size // 8), "and", number)
     bits: np.ndarray = words.view(np.uint8)[: 3 * size]
     return bits.reshape(3, size)
 
 
 def _whole(party: Party, bits: np.ndarray) -> SharedTensor:
-    """Convert bits shared by XOR to integers shared by addition."""
+    """Convert bits that are shared by XOR to integers that are shared by addition."""
     shape, where = (len(bits), 1), "shared bits"
     own = torch.from_numpy(bits.astype(np.float64))[:, None]
     halves = [

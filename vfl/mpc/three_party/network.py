@@ -1,8 +1,9 @@
-"""Private inference and training of fully connected networks: one program for the three parties.
+"""Private inference and training of fully connected networks: one program for three parties.
 
-The algorithms are 5.3 and 5.4 of the thesis (2025), corrected: a gradient is computed before its
-weights are updated, the slope multiplies the gradient instead of replacing it, and the update is
-subtracted. On shares, the learning rate is a public integer factor, followed by a truncation.
+The algorithms are 5.3 and 5.4 of the thesis (2025), with corrections: a gradient is computed before
+its weights are updated, the slope (derivative) multiplies the gradient instead of replacing it, and
+the update is subtracted. On shares, multiplying by the learning rate is a product with a public
+integer, followed by a truncation.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from vfl.mpc.three_party.party import Party, Question
 Loss = Literal["cross_entropy", "squared"]
 #: Number of bits of the integer that represents the learning rate divided by the batch size.
 _RATE_BITS = 10
-#: Largest zmax (see `Truncation`); with a larger zmax, the ring has no room to move a share by a
-#: quarter.
+#: Largest number of bits of a truncated value (zmax, see `Truncation`); with more bits, the ring
+#: has no space to move a share by a quarter.
 _MOST_ZMAX_BITS = 61
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One linear layer and the function after it; all parties know it.
+    """One linear layer and the function after it; all parties know this structure.
 
     Attributes:
         inputs, outputs: numbers of input and output columns.
-        function: name of the element-wise function; "" if no function follows.
+        function: name of the element-wise function after the layer; "" if there is none.
         bias: whether the layer has a bias.
 
-    The ranges of these numbers are checked when another party describes a layer.
+    If another party describes a layer, the ranges of these numbers are checked.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -52,7 +53,7 @@ class Layer:
 
 
 def weight_shapes(layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
-    """Return the axes by weight: "0.weight" (inputs, outputs), "0.bias" (outputs,), "1.weight".
+    """Return each weight's axes: "0.weight" (inputs, outputs), "0.bias" (outputs,), "1.weight".
 
     >>> weight_shapes([Layer(3, 2), Layer(2, 1, bias=False)])
     {'0.weight': (3, 2), '0.bias': (2,), '1.weight': (2, 1)}
@@ -67,7 +68,7 @@ def weight_shapes(layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
 
 @dataclass(slots=True)
 class Pass:
-    """Values of a forward pass that the backward pass needs, for each layer."""
+    """Values of a forward pass that the backward pass needs, one of each kind per layer."""
 
     inputs: list[SharedTensor]
     sums: list[SharedTensor]
@@ -76,7 +77,7 @@ class Pass:
 
 
 class Network:
-    """A network whose weights are shared, as one of the three parties has it.
+    """One party's part of a network whose weights are shared.
 
     Args:
         layers: layers of the network.
@@ -100,11 +101,11 @@ class Network:
         Args:
             party: this party.
             layers: layers of the network.
-            owner: role of the party that has the weights.
+            owner: role number of the party that has the weights.
             values: the weights at their owner, by the names of `weight_shapes`; None elsewhere.
 
         Raises:
-            RingRangeError: a weight does not fit; the error names the layer.
+            RingRangeError: a weight does not fit into the ring; the error names the layer.
         """
         weights = {
             name: party.share(
@@ -115,16 +116,19 @@ class Network:
         return cls(layers, weights)
 
     def plus(self, other: Network) -> Network:
-        """Return a network with the summed weights of two networks of equal structure."""
+        """Return a network whose weights are the sums of the weights of two networks."""
         weights = {name: one.plus(other.weights[name]) for name, one in self.weights.items()}
         return Network(self.layers, weights)
 
     def open(self, party: Party, phase: str = "online") -> None:
-        """Open all weights in one message; they are opened again only after a change."""
+        """Open all weights under masks, in one message.
+
+        A weight is opened again only after it has changed.
+        """
         self._opened(party.open(*self._matrices(), phase=phase))
 
     def _matrices(self) -> list[SharedTensor]:
-        """Return the weights of every layer, without biases."""
+        """Return the weight matrices of all layers, without biases."""
         return [self.weights[f"{index}.weight"] for index in range(len(self.layers))]
 
     def _opened(self, weights: Sequence[SharedTensor]) -> None:
@@ -137,10 +141,13 @@ class Network:
             return self._forward(party, inputs, 0).output
 
     def check_outputs(self, rules: Rules, outputs: Tensor) -> None:
-        """Refuse disclosed outputs that are too large; P2 has checked them after a last function.
+        """Refuse outputs beyond a limit after they are disclosed.
+
+        If the last layer has a function, P2 has already checked them.
 
         Raises:
-            RingRangeError: an output exceeds the range of divisions, or may have wrapped around.
+            RingRangeError: an output exceeds the range of divisions, or may have wrapped around in
+                the ring.
         """
         last = len(self.layers) - 1
         if not self.layers[last].function:
@@ -148,7 +155,7 @@ class Network:
             require_integer_bits(outputs, room, rules.bits, f"outputs of {_named(last)}")
 
     def reveal(self, party: Party, to: int) -> dict[str, Tensor]:
-        """Reveal the weights to one party, named as in `share`; other parties get none."""
+        """Reveal the weights to one party, named as in `share`; others get an empty dictionary."""
         found = {name: party.reveal(each, name, to) for name, each in self.weights.items()}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -161,18 +168,19 @@ class Network:
         loss: Loss,
         learning_rate: float,
     ) -> None:
-        """Run one step of gradient descent; algorithm 5.4.
+        """Run one step of gradient descent on shares; algorithm 5.4.
 
         Args:
             party: this party.
             inputs: shared inputs, axes (rows, columns).
             targets: shared targets with `delta_bits` fraction bits, axes (rows, outputs).
             loss: "cross_entropy" after a sigmoid, or "squared": the mean over rows of the squared
-                error summed over outputs.
-            learning_rate: factor of the mean gradient, rounded to about three decimal places.
+                error, which is summed over outputs.
+            learning_rate: factor of the mean gradient; it is rounded to about three significant
+                digits.
 
         Raises:
-            BadOptionError: the batch has too many rows for the bits of the rules.
+            BadOptionError: the batch has too many rows for the numbers of bits in the rules.
             RingRangeError: a value is too large; P2's error names the layer.
         """
         require_rows(party.rules, inputs.shape[0])
@@ -190,25 +198,25 @@ class Network:
                     delta = below
 
     def _forward(self, party: Party, inputs: SharedTensor, sloped: int, bits: int = -1) -> Pass:
-        """Run the forward pass.
+        """Run the forward pass on shares; return the values that the backward pass needs.
 
         Args:
             party: this party.
             inputs: shared inputs, axes (rows, columns).
             sloped: number of layers, from the first on, for which fast mode requests slopes
-                together with values.
+                (derivatives) together with function values.
             bits: fraction bits of the last function's values.
         """
         kept, fast = Pass([], [], [], inputs), party.rules.mode == "fast"
         first, *rest = self._matrices()
-        # One message opens all tensors that are already known.
+        # One message opens all tensors that are known before the first layer.
         values, *weights = party.open(inputs, first.facing(inputs), *rest)
         self._opened(weights)
         pending: Question | None = None
         for index, (layer, weight) in enumerate(zip(self.layers, weights, strict=True)):
             (values,) = party.open(values)
             kept.inputs.append(values)
-            # In fast mode, P2 reads sums with twice the number of fraction bits.
+            # In fast mode, P2 reads sums with twice the usual number of fraction bits.
             truncations = () if fast else self._truncations(party, 2 * party.rules.bits)
             sums, _ = party.multiply(values, weight, matmul, truncations, where=_named(index))
             if (bias := self.weights.get(f"{index}.bias")) is not None:
@@ -225,7 +233,7 @@ class Network:
                     slope=fast and index < sloped,
                     bits=bits if last else -1,
                 )
-            # While P2 computes, receive its remaining answers about the previous layer.
+            # While P2 computes, receive P2's remaining answers about the previous layer.
             self._take_slope(party, kept, pending)
             pending = asked
             kept.slopes.append(None)
@@ -241,9 +249,9 @@ class Network:
 
     @staticmethod
     def _take_slope(party: Party, kept: Pass, asked: Question | None) -> None:
-        """Receive and open the slope of the last layer's function, if it was requested.
+        """Receive and open the derivative of the last layer's function, if it was requested.
 
-        This happens at a time when the party waits anyway.
+        The method runs at a time when the party would wait anyway.
         """
         if asked is not None and len(asked.bits) > 1:
             (kept.slopes[-1],) = party.open(party.answer(asked, 1))
@@ -251,14 +259,14 @@ class Network:
     def _output_delta(
         self, party: Party, kept: Pass, targets: SharedTensor, loss: Loss
     ) -> SharedTensor:
-        """Return the gradient of the last function's input, as a sum over rows, not a mean."""
+        """Return the gradient at the last function's input; it is a sum over rows, not a mean."""
         last = len(self.layers) - 1
         delta = kept.output.minus(targets.finer(kept.output.bits))
         named = self.layers[last].function
         if delta.bits > party.rules.delta_bits:
             shift = delta.bits - party.rules.delta_bits
-            # Outputs and targets are below 2^magnitude_bits, so their difference is below twice
-            # that.
+            # Outputs and targets are below 2^magnitude_bits in magnitude, so their difference is
+            # below twice that.
             truncations = (Truncation(shift, party.rules.zmax_bits(delta.bits) + 1),)
             delta = party.truncate(delta, truncations, f"gradient of {_named(last)}")
         if loss == "cross_entropy" or not named:
@@ -266,7 +274,10 @@ class Network:
         return self._times_slope(party, delta, self._slope(party, kept, last), last)
 
     def _slope(self, party: Party, kept: Pass, index: int) -> SharedTensor:
-        """Return the slope of a layer's function; request the slope if no earlier call did."""
+        """Return the slope (derivative) of a layer's function.
+
+        If no earlier call requested the slope, request it now.
+        """
         slope = kept.slopes[index]
         if slope is not None:
             return slope
@@ -276,10 +287,11 @@ class Network:
     def _delta_below(
         self, party: Party, kept: Pass, delta: SharedTensor, index: int
     ) -> SharedTensor:
-        """Return the gradient of the input of the function in the layer below."""
+        """Return the gradient at the input of the function in the previous layer."""
         weight = self.weights[f"{index}.weight"].transposed()
         slope = kept.slopes[index - 1]
-        # Slopes of 0 and 1 do not change the scale, so one division serves both products.
+        # Slopes of 0 and 1 leave the number of fraction bits unchanged, so one division serves both
+        # products.
         whole = slope is not None and slope.bits == 0
         truncations = () if whole else self._truncations(party, delta.bits + weight.bits)
         where = f"gradient of {_named(index)}"
@@ -324,9 +336,9 @@ class Network:
 
     @staticmethod
     def _truncations(party: Party, bits: int, shift: int | None = None) -> tuple[Truncation, ...]:
-        """Return a division for a product with this number of fraction bits.
+        """Return the division to apply to a product with this number of fraction bits.
 
-        By default, the product then has the rules' number of fraction bits.
+        By default, the product then has the number of fraction bits in the rules.
         """
         shift = party.rules.bits if shift is None else shift
         return (Truncation(shift, party.rules.zmax_bits(bits)),)
@@ -335,10 +347,10 @@ class Network:
 def share_targets(
     party: Party, owner: int, shape: Sequence[int], values: Tensor | None
 ) -> SharedTensor:
-    """Share targets of axes (rows, outputs) as `Network.train_step` needs them.
+    """Share targets, axes (rows, outputs), with the fraction bits that `Network.train_step` needs.
 
-    The first gradient, outputs minus targets, is divided without being shown to P2, which therefore
-    cannot check its range. The range of the targets is therefore checked here.
+    The first gradient, outputs minus targets, is divided without a message to P2, so P2 cannot
+    check its range. This function therefore checks the range of the targets.
 
     Raises:
         RingRangeError: a target is too large.
@@ -352,7 +364,7 @@ def _named(index: int) -> str:
 
 
 def fixed_point_rate(rate: float) -> tuple[int, int]:
-    """Return an integer `times` and a shift, so that the rate is about times / 2^shift.
+    """Return integers `times` and `shift` for which times / 2^shift is close to the rate.
 
     >>> fixed_point_rate(0.1 / 128)
     (819, 20)
@@ -364,18 +376,18 @@ def fixed_point_rate(rate: float) -> tuple[int, int]:
 def learning_rate_truncations(
     rules: Rules, rows: int, bits: int, rate: float, gradient_bits: int = 0
 ) -> tuple[Truncation, Truncation]:
-    """Return two truncations: one of the product's fraction, one that multiplies by the rate.
+    """Return two truncations: of the product's fraction bits, and of the product with the rate.
 
-    The divided value is a sum over rows of columns times gradients; columns are below
-    2^magnitude_bits.
+    The truncated value is a sum over rows of columns times gradients; columns are below
+    2^magnitude_bits in magnitude.
 
     Args:
         rules: rules of the computation, equal at all parties.
         rows: batch size.
         bits: fraction bits of the gradients.
         rate: learning rate divided by the batch size.
-        gradient_bits: gradients are below 2 to the power of this number, which the ring's size
-            limits.
+        gradient_bits: number b for which gradients are below 2^b in magnitude; the size of the ring
+            limits it.
     """
     times, shift = fixed_point_rate(rate)
     magnitude = rules.magnitude_bits + _sum_bits(rows) + gradient_bits
@@ -385,16 +397,17 @@ def learning_rate_truncations(
 
 
 def gradient_bits(rules: Rules, *, last: bool, squared: bool) -> int:
-    """Return the number b for which the gradients at a function's input are below 2^b.
+    """Return a number b for which the gradients at a function's input are below 2^b in magnitude.
 
-    After a sigmoid, outputs minus targets are below 1; for squared loss, outputs and targets are
-    below 2^magnitude_bits. Gradients of a hidden layer are sums over weights; only the range of
-    their division bounds them.
+    After a sigmoid, outputs minus targets are below 1; with squared loss, outputs and targets are
+    below 2^magnitude_bits in magnitude. The gradients of a hidden layer are sums over weights;
+    their only bound is the range of the division.
 
     Args:
         rules: rules of the computation, equal at all parties.
-        last: whether it is the last layer.
-        squared: whether the loss is squared; otherwise it is cross entropy after a sigmoid.
+        last: whether the function belongs to the last layer.
+        squared: whether the loss is the squared error; otherwise it is the cross entropy after a
+            sigmoid.
     """
     if squared:
         return rules.magnitude_bits + 1
@@ -402,10 +415,10 @@ def gradient_bits(rules: Rules, *, last: bool, squared: bool) -> int:
 
 
 def require_rows(rules: Rules, rows: int) -> None:
-    """Refuse a batch in which gradients below 1 could sum to more than a division allows.
+    """Refuse a batch whose gradients below 1 could add up to more than a division allows.
 
     Raises:
-        BadOptionError: the batch has too many rows for this number of bits.
+        BadOptionError: the batch has too many rows for the numbers of bits in the rules.
     """
     room = _MOST_ZMAX_BITS - rules.bits - rules.delta_bits - rules.magnitude_bits
     if _sum_bits(rows) > room:
@@ -420,7 +433,7 @@ def require_rows(rules: Rules, rows: int) -> None:
 
 
 def _sum_bits(rows: int) -> int:
-    """Return by how many bits a sum over rows may exceed its largest term.
+    """Return the number of bits by which a sum over rows may exceed its largest term.
 
     >>> _sum_bits(1), _sum_bits(128), _sum_bits(129)
     (0, 7, 8)

@@ -1,10 +1,10 @@
-"""The three parties: their common operations, and the parts of P0, P1 and P2 in both modes.
+"""The three parties: their common operations, and the parts of P0, P1 and P2 in them.
 
-All three parties follow one program and call the same operations in the same order; each party runs
-its own part of an operation. P0 and P1 hold shares. P2 deals correlated randomness and evaluates
-functions on permuted values; its tensors in the program are shapes without content.
-`vfl.mpc.three_party.thesis` and `vfl.mpc.three_party.fast` add the ways to open and multiply
-tensors.
+All three parties follow one program and call the same operations in the same order; each party
+computes its own part of an operation. P0 and P1 hold additive shares. P2 deals correlated
+randomness and evaluates functions on permuted values; P2's tensors in the program are shapes
+without content. The modules `vfl.mpc.three_party.thesis` and `vfl.mpc.three_party.fast` add the
+ways to open and multiply tensors.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from vfl.mpc.shares import (
 
 _Drawn = TypeVar("_Drawn")
 
-#: Least number of values that go to P2 in several messages. Larger tensors go in parts, so that P2
-#: answers while it still receives; the number of parts is small, because a link stores only the
-#: last frames for a retransmission.
+#: Smallest number of values that go to P2 in several messages instead of one. Larger tensors are
+#: sent in parts, so that P2 can answer while it still receives; there are few parts, because a link
+#: stores only its last frames for a retransmission.
 _LEAST_PARTED = 2**14
 _PARTS = 3
-#: Purposes of a pair's pads in most programs; the keys of other purposes are derived when they are
-#: needed.
+#: Purposes of a pair's pads that most programs use; the keys of other purposes are derived at their
+#: first use.
 _PURPOSES: Mapping[str, Sequence[tuple[str | int, ...]]] = {
     "P2": [("mask", 0), ("mask", 1), ("mask", 2), ("product",), ("result",)],
     "holders": [("order",), ("fresh",), ("dummies",), ("signs",)],
@@ -67,13 +67,14 @@ _PURPOSES: Mapping[str, Sequence[tuple[str | int, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to P2.
+    """A request to P2 to evaluate a function of shared values.
 
     Attributes:
-        number: number of the operation.
-        shape: axes of the values in the question.
+        number: number of the operation that contains the question.
+        shape: axes of the values.
         bits: fraction bits of each result.
-        value: whether f(x) is requested; random signs of the values change f(x), but not slopes.
+        value: whether the function value f(x) is requested; random signs of x change f(x), but not
+            derivatives.
     """
 
     number: int
@@ -84,14 +85,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of two shared tensors, with the divisions after it.
+    """A product of two shared tensors, and the divisions after it.
 
     Attributes:
         number: number of the operation.
-        left, right: the two factors, which have been opened.
+        left, right: the two factors, which were opened under masks.
         operation: `ring.matmul`, `torch.mul` or another bilinear map.
-        truncations: divisions after the product, in order, with the index correction.
-        where: name of the layer, for error messages and the leakage ledger.
+        truncations: truncations after the product, in order; they use the index correction of
+            algorithm 5.1.
+        where: name of the layer in error messages and in the ledger of leakage.
     """
 
     number: int
@@ -103,39 +105,39 @@ class Product:
 
     @property
     def shape(self) -> torch.Size:
-        """Axes of the product."""
+        """Axes of the product's result."""
         return product_shape(self.operation, self.left.share, self.right.share)
 
     def dealt_bytes(self, rules: Rules) -> int:
         """Return how many upper bytes of each element of the dealt product P2 sends: 5, 6 or 8.
 
-        P1 replaces the omitted bytes by the middle of their range. P1's share, and thus the
-        product, is then off by at most half a unit of the lowest byte that is sent. After the
-        divisions, this error is at most an eighth of a unit. Without divisions, the error is an
-        eighth of 2^-bits, the resolution of shared values.
+        P1 replaces the omitted lower bytes by the middle of their range. P1's share, and thus the
+        product, is then off by at most half a unit of the lowest sent byte. After the divisions,
+        this error is at most an eighth of a unit. If no division follows, this error is an eighth
+        of 2^-bits, the resolution of shared values.
         """
         unit = self.left.bits + self.right.bits - rules.bits
         if self.truncations:
             unit = sum(one.shift - (one.times.bit_length() - 1) for one in self.truncations)
-            # If a factor precedes a later division, it multiplies the error by up to twice the
-            # largest power of two below the factor.
+            # If a later truncation also multiplies, its factor enlarges the error by up to twice
+            # the largest power of two below the factor.
             unit -= any(one.times > 1 for one in self.truncations)
         spare = (unit - 2) // 8
         return ELEMENT_BYTES - min(spare, 3) if spare >= 2 else ELEMENT_BYTES
 
 
 class Party(Engine, ABC):
-    """One of the three parties.
+    """One of the three parties of the protocol in chapter 5.
 
     Args:
-        role: 0, 1 or 2.
-        links: links to the other two parties, by role. Only P0 and P1 may read their link: with the
-            messages on it, the dealer could compute all values.
+        role: role number: 0, 1 or 2.
+        links: links to the other two parties, by their role numbers. Only P0 and P1 may be able to
+            read their link: from its messages, the dealer (P2) could compute all values.
         rules: rules, equal at all three parties.
 
     Attributes:
-        ahead: pads and products that were drawn ahead of time, by kind and operation number, with a
-            key that identifies the operation.
+        ahead: pads and products that were drawn ahead of time, by kind and operation number, each
+            with a key that identifies its operation.
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
@@ -150,34 +152,37 @@ class Party(Engine, ABC):
     def shown_bits(self, shared: SharedTensor) -> int:
         """Return the number of fraction bits with which `ask` sends values to P2.
 
-        Messages with 40 bits per value need twice the rules' fraction bits.
+        Messages with 40 bits per value need values with twice the rules' fraction bits.
         """
         return max(shared.bits, 2 * self.rules.bits if self.rules.mode == "fast" else 0)
 
     def sends_40_bits(self, function: Function) -> bool:
-        """Return whether 40 bits are sent; functions of positive numbers near 0 need all 64."""
+        """Return whether 40 bits per value are sent.
+
+        Functions of positive numbers near 0 need all 64 bits.
+        """
         return self.rules.sends_40_bits and not function.positive
 
     def parts(self, count: int) -> list[slice]:
-        """Return the parts in which `count` values go to P2 and back."""
+        """Return the parts in which `count` values are sent to P2 and back, as slices."""
         whole = self.rules.mode == "thesis" or count < _LEAST_PARTED
         size = count if whole else -(-count // _PARTS)
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def deal(self, program: Callable[[Party], None]) -> None:
-        """Let the dealer deal for a program in advance, if the mode can; see `Preprocessing`.
+        """Let P2 deal for a program in advance, if the mode can do so; see `Preprocessing`.
 
         Args:
-            program: program of the next operations, which runs on shapes.
+            program: program of the next operations; it runs on shapes without values.
         """
 
     @contextmanager
     def pipelined(self) -> Iterator[None]:
-        """Return a context in which P2 may deal for later operations before it answers.
+        """Return a context in which P2 may deal for later operations before it answers questions.
 
-        Only the mode `fast` uses this.
+        Only the mode `fast` implements this.
 
-        When the context ends, all questions have been answered.
+        When the context ends, P2 has answered all questions.
         """
         yield
 
@@ -187,8 +192,9 @@ class Party(Engine, ABC):
         """Return the pads that were drawn in advance for an operation, or draw them now.
 
         Raises:
-            ReusedPadError: the operation with this number differs from the program's, so its mask
-                might be too short and would repeat; no message of the operation was sent.
+            ReusedPadError: the operation of this number differs from the one in the program given
+                to `deal`, so its mask might be too short and would repeat; no message of the
+                operation was sent.
         """
         before = self.ahead.pop((kind, number), None)
         if before is None:
@@ -204,12 +210,12 @@ class Party(Engine, ABC):
         return drawn
 
     def continue_from(self, number: int) -> None:
-        """Continue counting operations from `number`.
+        """Continue to count operations from `number`.
 
-        Masks of earlier operations are not drawn again.
+        The masks of earlier operations cannot be drawn again.
 
         Raises:
-            ReusedPadError: these keys were already used for operations up to a larger number.
+            ReusedPadError: these keys were already used for operations with larger numbers.
         """
         if number < self._number:
             raise ReusedPadError(
@@ -229,21 +235,23 @@ class Party(Engine, ABC):
         bits: int = -1,
         scale: str = "",
     ) -> SharedTensor:
-        """Share values of one party; if P0 or P1 shares, this sends no message.
+        """Share the values of one party.
+
+        If P0 or P1 is the owner, sharing takes no message.
 
         Args:
-            owner: role of the party that owns the values.
+            owner: role number of the party that owns the values.
             shape: axes of the values, which all parties know.
-            values: the values at their owner, None elsewhere.
+            values: the values at their owner; None elsewhere.
             where: name of the values, for error messages.
-            bits: number of fraction bits; a negative number means the rules' number.
-            scale: advice on what to scale if a value is too large; required for values that a
-                network divides later. Such values must be below 2 to the rules' `magnitude_bits`,
-                because after sharing no party can notice that a value or a product has left its
-                range.
+            bits: number of fraction bits; a negative number selects the rules' number.
+            scale: words for what to scale if a value is too large; required for values that a
+                network divides later. Such values must be below 2 to the rules' `magnitude_bits` in
+                magnitude, because after sharing no party can notice that a value or a product has
+                left its range.
 
         Raises:
-            RingRangeError: a value does not fit.
+            RingRangeError: a value does not fit into the ring.
         """
         rules, bits = self.rules, self.rules.bits if bits < 0 else bits
         if scale and values is not None:
@@ -265,11 +273,13 @@ class Party(Engine, ABC):
         return SharedTensor(self._dealt([shape], "share", number)[0], bits)
 
     def open(self, *tensors: SharedTensor, phase: str = "online") -> list[SharedTensor]:
-        """Open tensors for multiplication; in thesis mode, each product opens its own factors.
+        """Open tensors under masks, for multiplication.
+
+        In thesis mode this does nothing, because each product opens its own factors.
 
         Args:
-            tensors: tensors to open; tensors that are open already stay unchanged.
-            phase: phase under which the bytes are counted.
+            tensors: tensors to open; tensors that are already open stay unchanged.
+            phase: phase in which the bytes are counted.
         """
         number, closed = self.next_number(), [each for each in tensors if each.opened is None]
         opened = iter(self._open(number, closed, phase))
@@ -278,7 +288,7 @@ class Party(Engine, ABC):
     def _open(
         self, number: int, closed: Sequence[SharedTensor], phase: str
     ) -> Sequence[SharedTensor]:
-        """Run this party's part of opening tensors; modes that open tensors override this."""
+        """Run this party's part of opening tensors; modes that open tensors override it."""
         return closed
 
     def multiply(
@@ -294,16 +304,16 @@ class Party(Engine, ABC):
         """Multiply two shared tensors (corrected algorithm 5.1, SSMul).
 
         Args:
-            left: left factor, which has been opened.
-            right: right factor, which has been opened.
+            left: left factor; it must be open.
+            right: right factor; it must be open.
             operation: see `Product`.
-            truncations: divisions after the product.
-            where: name of the layer, for error messages and the leakage ledger.
-            beside: another shared tensor with the product's scale, which the same messages
-                truncate.
+            truncations: truncations (divisions) of the product.
+            where: name of the layer in error messages and in the ledger of leakage.
+            beside: another shared tensor with as many fraction bits as the product; the same
+                messages truncate both.
 
         Returns:
-            The product, and `beside`, each with its remaining fraction bits.
+            The product, and `beside` if given, with the fraction bits that remain.
         """
         product = Product(self.next_number(), left, right, operation, truncations, where)
         bits = bits_after(left.bits + right.bits, truncations)
@@ -313,12 +323,12 @@ class Party(Engine, ABC):
 
     @abstractmethod
     def _product(self, product: Product, more: list[Tensor]) -> list[Tensor]:
-        """Return this party's share of a product and of `more`, after the same truncations."""
+        """Return this party's share of a product and of `more`, after equal truncations."""
 
     def truncate(
         self, shared: SharedTensor, truncations: Sequence[Truncation], where: str
     ) -> SharedTensor:
-        """Truncate a tensor without a product; P0 sends P1 one message."""
+        """Truncate a tensor that is no product; P0 sends P1 one message for this."""
         (share,) = self._truncated([shared.share], truncations, self.next_number(), where)
         return SharedTensor(share, bits_after(shared.bits, truncations))
 
@@ -326,7 +336,7 @@ class Party(Engine, ABC):
     def _truncated(
         self, parts: Sequence[Tensor], truncations: Sequence[Truncation], number: int, where: str
     ) -> list[Tensor]:
-        """Run divisions that need a message of their own."""
+        """Run truncations that need a message of their own."""
 
     def ask(
         self,
@@ -338,19 +348,19 @@ class Party(Engine, ABC):
         slope: bool,
         bits: int = -1,
     ) -> Question:
-        """Ask P2 for a function of every element, on permuted values (algorithm 5.2).
+        """Ask P2 for a function of every element, in a permuted order (algorithm 5.2).
 
         Args:
-            shared: tensor of any axes and scale.
-            function: function to evaluate.
-            where: name of the layer.
-            value: whether f(x) is requested.
-            slope: whether f'(x) is requested.
-            bits: number of fraction bits of f(x); a negative number means the rules' number.
+            shared: shared tensor of any axes and any number of fraction bits.
+            function: element-wise function that P2 evaluates.
+            where: name of the layer, for error messages and the ledger of leakage.
+            value: whether the function value f(x) is requested.
+            slope: whether the derivative f'(x) is requested.
+            bits: number of fraction bits of f(x); a negative number selects the rules' number.
 
         Returns:
-            The argument for `answer`; the caller may start other operations before it calls
-            `answer`.
+            The question, as an argument for `answer`. The caller may start other operations before
+            it calls `answer`.
         """
         values = [self.rules.bits if bits < 0 else bits] * value
         whole_slope = function.whole_slope and self.rules.mode == "fast"
@@ -361,14 +371,14 @@ class Party(Engine, ABC):
 
     @abstractmethod
     def _ask(self, asked: Question, shared: SharedTensor, function: Function, where: str) -> None:
-        """Execute this party's part of a question to P2."""
+        """Run this party's part of a question to P2."""
 
     @abstractmethod
     def answer(self, asked: Question, index: int = 0) -> SharedTensor:
-        """Return one of the requested results: the value is first, the slope is last.
+        """Return one of the results: the function value is first, the derivative last.
 
-        Results are received in this order, and all results of a question come before those of the
-        next question.
+        A party must receive the results of a question in this order, and all of them before those
+        of the next question.
         """
 
     def apply(
@@ -381,19 +391,19 @@ class Party(Engine, ABC):
         slope: bool,
         bits: int = -1,
     ) -> list[SharedTensor]:
-        """Ask a question, and return all results; see `ask`."""
+        """Ask P2 a question, and return all its results; see `ask`."""
         asked = self.ask(shared, function, where, value=value, slope=slope, bits=bits)
         return [self.answer(asked, index) for index in range(len(asked.bits))]
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedQuestion:
-    """A holder's pads for a question to P2, drawn with the question or in advance.
+    """A holder's pads for one question to P2, drawn at the time of the question or in advance.
 
     Attributes:
-        permutation: permutation, with dummies and signs.
+        permutation: permutation of the values, with dummies and random signs.
         fresh: see `ShareHolder._for_dealer`.
-        results: P0's shares of P2's future answer; empty at P1.
+        results: P0's shares of P2's future answers; empty at P1.
     """
 
     permutation: Permutation
@@ -402,23 +412,23 @@ class PreparedQuestion:
 
 
 class ShareHolder(Party):
-    """One of the two parties that hold shares.
+    """One of the two parties that hold shares (P0, P1).
 
     Attributes:
-        prepared: pads of questions that have not been answered, by operation number.
+        prepared: pads of the questions that P2 has not answered yet, by operation number.
     """
 
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
         super().__init__(role, links, rules)
         self.prepared: dict[int, PreparedQuestion] = {}
-        # P2 deals for later operations while it waits, and sends slopes after values, so frames
-        # arrive early.
+        # P2 deals for later operations while it waits, and sends slopes after function values, so
+        # its frames may arrive early.
         if P2 in self.channels:
             self.channels[P2].keeps_early = True
 
     @property
     def other(self) -> int:
-        """Role of the other holder of shares."""
+        """Role number of the other holder of shares."""
         return P1 - self.role
 
     def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
@@ -461,7 +471,7 @@ class ShareHolder(Party):
     def _found(
         self, asked: Question, index: int, elements: Tensor, permutation: Permutation
     ) -> Tensor:
-        """Return this holder's share of one of P2's results, in the values' original order."""
+        """Return this holder's share of one of P2's results, with values in original order."""
         mirrored = asked.value and index == 0
         found = permutation.undo(elements, asked.bits[index], self.first, mirrored)
         return found.reshape(asked.shape)
@@ -476,15 +486,16 @@ class ShareHolder(Party):
         return self._found(asked, index, elements, permutation)
 
     def _from_dealer(self, shapes: Sequence[Sequence[int]], number: int) -> list[Tensor]:
-        """Receive P2's next message of an operation."""
+        """Receive P2's next message that belongs to an operation."""
         return self.channels[P2].receive(shapes, number)
 
     def _for_dealer(self, elements: Tensor, fresh: Tensor) -> Tensor:
-        """Return a fresh share of the same value, so that P2 learns only the sum of shares.
+        """Return a fresh share of the same value, so that P2 learns only the sum of both shares.
 
-        Without a fresh share, a share that results from a product is a holder's openings times
-        masks that P2 dealt: an equation in inputs and weights, which P2 could solve if values are
-        few and small. If a holder has values in plaintext, its share would be the value itself.
+        Without a fresh share, the share of a product is a holder's openings times masks that P2
+        dealt: P2 could solve this equation in inputs and weights if the values are few and small.
+        If a holder knows values in plaintext, its share without this step would be the value
+        itself.
         """
         return elements + fresh if self.first else elements - fresh
 
@@ -502,7 +513,7 @@ class ShareHolder(Party):
     def _truncate_first(
         self, parts: Sequence[Tensor], truncations: Sequence[Truncation]
     ) -> tuple[list[Tensor], list[MovedIndices]]:
-        """Run P0's part of all divisions, of a product and of the tensors beside it."""
+        """Run P0's part of all truncations, of a product and of the tensors `beside` it."""
         elements = _joined(parts)
         moved = truncate_first(elements, truncations)
         return parted(elements, [part.shape for part in parts]), moved
@@ -514,7 +525,7 @@ class ShareHolder(Party):
         moved: Sequence[MovedIndices],
         where: str,
     ) -> list[Tensor]:
-        """Run P1's part of all divisions, with the indices from P0."""
+        """Run P1's part of all truncations, with the indices that P0 sent."""
         elements = _joined(parts)
         truncate_second(elements, truncations, moved)
         for indices in moved:
@@ -529,7 +540,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Dealer(Party):
-    """P2, the third party. In P2's run of the program, tensors are shapes."""
+    """P2, which deals and evaluates functions; its tensors in the program are shapes."""
 
     def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
         return torch.add(*self._both(number, shared.shape)) if to == self.role else None
@@ -573,7 +584,8 @@ class Dealer(Party):
             )
             self.channels[P1].send([first], asked.number)
             later.append(rest)
-        # Values are sent before slopes, because no party waits for a slope before a value.
+        # Function values are sent before slopes, because no party waits for a slope before it needs
+        # a value.
         for parts in zip(*later, strict=True):
             self.channels[P1].send(parts, asked.number)
 
@@ -581,24 +593,25 @@ class Dealer(Party):
         return shape_only(asked.shape, asked.bits[index])
 
     def _result_masks(self, asked: Question) -> Tensor:
-        """Return P0's shares of the results, one row per result."""
+        """Return P0's shares of the results of a question, one row per result."""
         count = max(math.prod(asked.shape), self.rules.least_permuted)
         return self.pad(P0, (len(asked.bits), count), "result", asked.number)
 
     def _room(self, function: Function, slope: bool) -> int:
-        """Return how many bits before the point the values of a question may have.
+        """Return how many bits before the binary point the values of a question may have.
 
-        Divided sums, as in a network in thesis mode, may have at most the number of bits for which
-        the index correction works. In fast mode, this limit also holds for values in training,
-        which are multiplied by gradients. Such a value is requested together with its slope, and
-        only a function with a symmetry (`mirror`) has bounded results.
+        Values that were divided before, as in a network in thesis mode, may have at most the number
+        of bits for which the index correction works. In fast mode, this limit also holds for values
+        in training, which are later multiplied by gradients. Fast mode requests such a value
+        together with its slope; only a function with a symmetry (`mirror`) has bounded results, so
+        it needs no limit.
         """
         divided = self.rules.mode == "thesis" and not function.positive
         trained = self.rules.mode == "fast" and slope and function.mirror is None
         return self.rules.magnitude_bits if divided or trained else self.rules.sum_bits
 
     def _permuted(self, number: int, count: int, *, cut: bool) -> Tensor:
-        """Receive the permuted shares of both holders, and return their sum; one axis."""
+        """Receive the permuted shares of both holders, and return their sum, with one axis."""
         if not cut:
             return torch.add(*self._both(number, (count,)))
         first, second = (
@@ -609,5 +622,5 @@ class Dealer(Party):
 
 
 def shape_only(shape: Sequence[int], bits: int) -> SharedTensor:
-    """Return a shared tensor of which only the axes and fraction bits are known."""
+    """Return a shared tensor of which this party knows only the axes and fraction bits."""
     return SharedTensor(blank(shape), bits)

@@ -1,8 +1,8 @@
-"""Converts a torch module to a private module: three parties as threads of this process.
+"""Converts a torch module to a private module, with three parties as threads of this process.
 
-The module is for trials, tests and measurements; with ``secure = "permuted"`` the same parties
-train in a session. Each layer of the module becomes a layer on shares; if a layer has no such form,
-an error names it.
+The private module is for trials, tests and measurements; with ``secure = "permuted"``, the same
+parties train in a session. Each layer of the module becomes a layer on shares; if a layer has no
+such form, the error names the layer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FUNCTIONS: dict[type[nn.Module], str] = {
     nn.GELU: "gelu",
     nn.Softplus: "softplus",
 }
-#: Classes of modules without an effect at inference, or without an effect on rows.
+#: Classes of modules that do nothing at inference, or that leave rows unchanged.
 _IDLE = (nn.Identity, nn.Dropout, nn.Flatten)
 _SOFTMAX = "leave it out: the receiver of the outputs applies it"
 _FUNCTION = "nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU or nn.Softplus"
@@ -92,31 +92,31 @@ def private(
     folder: Path | None = None,
     form: Any = None,
 ) -> Any:
-    """Make a module that three parties compute; no party has both the inputs and the weights.
+    """Make a module that three parties compute; no party has both inputs and weights.
 
-    P1 owns the weights (and the targets of a training), P0 owns the inputs and the outputs, and P2
-    helps. All parties are semi-honest and do not collude; P2 sees the values before every function
-    in permuted order.
+    P1 owns the weights (and the targets of a training), P0 owns the inputs and receives the
+    outputs, and P2 deals and evaluates functions. All parties must follow the protocol and not
+    collude; P2 sees the values before every function in permuted order.
 
-    Transformers use other protocols. For a `vfl.models.decoder.Decoder` or `Encoder` the roles are
+    Transformers use other protocols. For a `vfl.models.decoder.Decoder` or `Encoder`, the roles are
     those of chapter 6 (`vfl.llm.private_decoder`): P0 owns the weights, P1 owns the text and sees
-    permuted values, and P2 only works ahead of time.
+    permuted values, and P2 only deals ahead of time.
 
     Args:
         module: a `Decoder` or `Encoder`, or an `nn.Sequential` of `nn.Linear`, element-wise
             functions, `nn.Flatten` and `nn.Dropout`; dropout is removed.
-        mode: "fast", or "thesis" for chapter 5 as written; see `Rules`.
-        rules: rules in place of the mode's default rules; not for a transformer.
-        timeout_s: seconds that a party waits for another party; wide layers and many rows need
-            more.
-        folder: folder of a transformer's offline material; a temporary one if not given.
-        form: form in place of the mode's default form; only for a transformer.
+        mode: "fast", or "thesis" for chapter 5 as the thesis prints it; see `Rules`.
+        rules: rules that replace the mode's default rules; not allowed for a transformer.
+        timeout_s: number of seconds that a party waits for another party; wide layers and many rows
+            need more.
+        folder: folder for a transformer's dealt offline material; by default a temporary folder.
+        form: form that replaces the mode's default form; allowed only for a transformer.
 
     Raises:
-        PrivateLayerError: the module has an unsupported layer; the error names it and suggests a
-            replacement.
+        PrivateLayerError: the module has a layer that cannot be computed on shares; the error names
+            the layer and suggests a replacement.
         BadOptionError: `timeout_s` is not positive, or is longer than a week.
-        RingRangeError: a weight is too large.
+        RingRangeError: a weight is too large for the ring.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
     >>> inputs = torch.tensor([[0.5, -1.0, 2.0]])
@@ -138,12 +138,12 @@ def private(
 
 
 class PrivateModule(nn.Module):
-    """Module that `private` returns; as a context manager, it ends the three threads at exit."""
+    """Module that `private` returns; the end of its `with` block ends the three threads."""
 
     def __init__(self, module: nn.Module, rules: Rules, timeout_s: float) -> None:
         super().__init__()
         self._layers = layers_of(module)
-        # in a list, so that torch does not register its weights as parameters of this module
+        # a list, because torch would otherwise register these weights as parameters of this module
         self._template = [module]
         terms = {"layers": [repr(layer) for layer in self._layers]}
         self._trio = Trio(rules, terms, timeout_s)
@@ -158,14 +158,14 @@ class PrivateModule(nn.Module):
         self._networks = self._run(share)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return outputs of axes (rows, outputs) in the inputs' type; only P0 learns them.
+        """Return outputs of axes (rows, outputs) in the inputs' type.
 
-        For integer inputs the outputs are float32.
+        Only P0 learns the outputs. If the inputs are integers, the outputs are float32.
 
         Raises:
-            DataError: the input is not a tensor of real numbers with rows and columns.
-            WidthError: the number of input columns differs.
-            RingRangeError: an input or an activation is too large.
+            DataError: `inputs` is not a tensor of real numbers with rows and columns.
+            WidthError: the number of input columns differs from that of the first layer.
+            RingRangeError: an input or an activation is too large for the ring.
         """
         flat = self._flat(inputs)
 
@@ -193,25 +193,26 @@ class PrivateModule(nn.Module):
         epochs: int = 1,
         seed: int = 0,
     ) -> PrivateModule:
-        """Run gradient descent on shares; no party sees a weight, a gradient or a loss.
+        """Train by gradient descent on shares; no party sees a weight, a gradient or a loss.
 
         Args:
             inputs: inputs of axes (rows, columns), which P0 owns.
             targets: targets of axes (rows, outputs) or (rows,), which P1 owns; 0 and 1 for
                 "cross_entropy".
             loss: "squared" or "cross_entropy"; "cross_entropy" needs a final sigmoid.
-            learning_rate: factor of the gradient averaged over a batch.
-            batch_size: batch size; the last batch of an epoch has the remaining rows, and is left
-                out if it has a single row.
-            epochs: passes over the rows.
-            seed: public seed of the order of the rows.
+            learning_rate: learning rate, by which the mean gradient of a batch is multiplied.
+            batch_size: number of rows in a batch; the last batch of an epoch has the remaining
+                rows, and is left out if it has only one row.
+            epochs: number of passes over the rows.
+            seed: public seed that determines the order of the rows.
 
         Raises:
-            BadOptionError: an option does not fit the module or the rows.
-            DataError: an argument is no tensor of real numbers, or targets are outside a sigmoid's
-                range.
-            WidthError: the number of input columns differs, or rows and targets differ in number.
-            RingRangeError: an input, a target or an activation is too large.
+            BadOptionError: an option's value does not fit the module or the rows.
+            DataError: an argument is not a tensor of real numbers, or a target is outside a
+                sigmoid's range.
+            WidthError: the number of input columns differs from that of the first layer, or there
+                are not as many targets as rows.
+            RingRangeError: an input, a target or an activation is too large for the ring.
         """
         flat = self._flat(inputs)
         _require_numbers("targets", targets, "(rows, outputs) or (rows,)", 1)
@@ -237,16 +238,16 @@ class PrivateModule(nn.Module):
         return self
 
     def reveal(self) -> nn.Module:
-        """Return a copy of the module with the present weights, which P1 learns."""
+        """Return a copy of the module with the present weights, which P1 thereby learns."""
         weights = self._run(lambda party: self._networks[party.role].reveal(party, P1))[P1]
         return with_weights(self._template[0], weights)
 
     def traffic(self) -> list[Traffic]:
-        """Return the traffic between the parties since the beginning."""
+        """Return the traffic between the parties since the private module was made."""
         return self._trio.traffic()
 
     def leaks(self) -> list[Leak]:
-        """Return the values that each party has learned since the beginning."""
+        """Return the values that each party has learned since the private module was made."""
         return self._trio.leaks()
 
     def close(self) -> None:
@@ -293,8 +294,8 @@ class PrivateModule(nn.Module):
                 want=f"{last.outputs}",
             )
         if loss == "cross_entropy" and not ((wanted >= 0) & (wanted <= 1)).all():
-            # Divisions have room for differences between targets from 0 to 1 and outputs of a
-            # sigmoid; larger differences would wrap around.
+            # Divisions are exact for differences between targets from 0 to 1 and outputs of a
+            # sigmoid; larger differences could wrap around in the ring.
             raise DataError(
                 "some targets are outside the range of a sigmoid",
                 where="targets",
@@ -305,7 +306,7 @@ class PrivateModule(nn.Module):
 
 
 def _require_numbers(name: str, given: object, axes: str, least: int) -> None:
-    """Refuse arguments that are no tensor of real numbers, or have too few axes or no row."""
+    """Refuse an argument that is not a tensor of real numbers, or has too few axes or no row."""
     got = type(given).__name__
     if isinstance(given, Tensor):
         got = f"{given.dtype} of axes {tuple(given.shape)}"
@@ -326,9 +327,9 @@ def _inputs(party: Party, flat: Tensor) -> SharedTensor:
 
 
 def batches(count: int, batch_size: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Yield positions of each batch's rows, int64, in an order that the public seed determines.
+    """Yield the row positions of each batch, int64; the public seed determines their order.
 
-    A last batch of a single row is dropped, as `vfl train` does.
+    A last batch of only one row is left out, as in `vfl train`.
     """
     for epoch in range(epochs):
         order = torch.from_numpy(permutation(seed, count, "mpc", epoch))
@@ -339,12 +340,12 @@ def batches(count: int, batch_size: int, epochs: int, seed: int) -> Iterator[Ten
 
 
 def layers_of(module: nn.Module) -> list[Layer]:
-    """Return the structure of a module made of `nn.Linear` and element-wise functions.
+    """Return the structure of a module that consists of `nn.Linear` and element-wise functions.
 
     Raises:
-        PrivateLayerError: a layer is of another kind, and the error suggests a replacement; weights
-            are used twice or do not fit; the module has side effects such as hooks, or no layer at
-            all.
+        PrivateLayerError: a layer is of another kind, and the error suggests a replacement; or
+            weights are used twice or do not fit; or the module has side effects such as hooks; or
+            it has no layer.
     """
     layers: list[Layer] = []
     used: dict[int, str] = {}
@@ -366,7 +367,10 @@ def layers_of(module: nn.Module) -> list[Layer]:
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a module that `layers_of` accepts, by layer; axes (inputs, outputs)."""
+    """Return the weights of a module that `layers_of` accepts, by name.
+
+    Matrices have the axes (inputs, outputs).
+    """
     found: dict[str, Tensor] = {}
     for index, linear in enumerate(_linears(module)):
         found[f"{index}.weight"] = linear.weight.detach().cpu().double().t().contiguous()
@@ -376,7 +380,7 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def with_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Return a copy of the module with other weights; the module does not change."""
+    """Return a copy of the module with other weights; the module itself does not change."""
     changed = copy.deepcopy(module)
     with torch.no_grad():
         for index, linear in enumerate(_linears(changed)):
@@ -391,22 +395,25 @@ def _linears(module: nn.Module) -> Sequence[nn.Linear]:
 
 
 def _is(module: nn.Module, kind: type[Kind]) -> TypeGuard[Kind]:
-    """Return whether a module computes the same as `kind`; a derived class may differ."""
+    """Return whether a module computes the same as `kind`.
+
+    A subclass may compute something else.
+    """
     return isinstance(module, kind) and type(module).forward is kind.forward
 
 
 def _passes(module: nn.Module) -> bool:
-    """Return whether a module returns rows unchanged."""
+    """Return whether a module returns its rows unchanged."""
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
         return False
     return any(_is(module, kind) for kind in _IDLE)
 
 
 def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers in order of execution; only `nn.Sequential` defines that order."""
+    """Yield the layers in the order of execution; only `nn.Sequential` defines such an order."""
     _require_plain(name, module)
     if _is(module, nn.Sequential):
-        # `named_children` would leave out a module that occurs a second time.
+        # `named_children` would leave out a module that occurs for the second time.
         for part, each in module._modules.items():
             assert each is not None, "nn.Sequential has modules only"
             yield from _leaves(each, f"{name}.{part}" if name else part)
@@ -415,7 +422,7 @@ def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _require_plain(name: str, module: nn.Module) -> None:
-    """Refuse hooks and other additions to a module, because shares would ignore them."""
+    """Refuse a module with hooks or similar additions; on shares, they would be ignored."""
     what, want = "a layer does something that is not computed on shares", "layers as they are"
     kind = type(module).__name__
     if module._forward_hooks or module._forward_pre_hooks:
@@ -427,7 +434,7 @@ def _require_plain(name: str, module: nn.Module) -> None:
 
 
 def _require_own_weights(name: str, linear: nn.Linear, used: dict[int, str]) -> None:
-    """Refuse weights that occur twice: each layer's weights are shared and trained separately."""
+    """Refuse weights that occur twice, because each layer's weights are trained separately."""
     for parameter in linear.parameters():
         before = used.setdefault(id(parameter), name)
         if before != name:
@@ -441,12 +448,12 @@ def _require_own_weights(name: str, linear: nn.Linear, used: dict[int, str]) -> 
 
 
 def _require_shape(name: str, linear: nn.Linear, before: int | None) -> None:
-    """Refuse weights that are no real numbers, or do not match the previous layer's width.
+    """Refuse weights that are not real numbers, or do not fit the previous layer's width.
 
     Args:
         name: name of the layer.
         linear: the layer.
-        before: number of outputs of the previous layer; None for the first layer.
+        before: number of outputs of the previous layer; None if this is the first layer.
     """
     what = "a layer cannot be computed with these weights"
     if not linear.weight.is_floating_point():

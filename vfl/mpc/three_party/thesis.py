@@ -1,7 +1,7 @@
-"""Mode "thesis": algorithm 5.1 as printed, with the division, sign and seeds that print lacks.
+"""Mode "thesis": algorithm 5.1 as printed, plus the division, sign and seeds that the print lacks.
 
-Every product masks both factors again. P1 opens first; P0 replies with its own opening and the
-index lists of the division, so a product takes two sequential messages.
+Every product masks both of its factors again. P1 sends its openings first; P0 replies with its own
+openings and the index lists of the division, so a product takes two sequential messages.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from vfl.mpc.three_party.party import Dealer, Party, Product, ShareHolder
 
 
 class Thesis(Party):
-    """A party of the mode; these steps are the same at all three parties."""
+    """A party in thesis mode; the steps in this class are the same at all three parties."""
 
     def open(self, *tensors: SharedTensor, phase: str = "online") -> list[SharedTensor]:
-        return list(tensors)  # each product opens its factors itself; no operation is counted here
+        # Each product opens its factors itself, so this operation does nothing and is not counted.
+        return list(tensors)
 
 
 class ThesisHolder(Thesis, ShareHolder):
-    """P0 or P1."""
+    """P0 or P1, the holders of shares, in thesis mode."""
 
     def _product(self, product: Product, more: list[Tensor]) -> list[Tensor]:
         left, right, operation = product.left, product.right, product.operation
@@ -51,7 +52,7 @@ class ThesisHolder(Thesis, ShareHolder):
 
 
 class ThesisDealer(Thesis, Dealer):
-    """P2, which deals for each product when the product is computed."""
+    """P2 in thesis mode, which deals for each product at the time of its computation."""
 
     def _deal_product(self, product: Product) -> None:
         number = product.number

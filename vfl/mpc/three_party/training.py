@@ -1,9 +1,10 @@
-"""Training and use of a network that no single party has: one party's part in each exchange.
+"""Training and use of a network that no single party has: one party's part in each step.
 
-P0 and P1 have columns and a share of every weight; P2 deals, and evaluates functions on permuted
-values. One of the three parties has the labels, and also sees the outputs. All three parties make
-the same calls in the same order. Rows are shared and opened once, before the first exchange. An
-exchange is either a step of gradient descent, or computes the outputs of some rows.
+P0 and P1 have columns of the rows, and a share of every weight; P2 deals, and evaluates functions
+on permuted values. One of the three parties has the labels, and also sees the network's outputs.
+All three parties make the same calls in the same order. Rows are shared and opened under masks
+once, before the first step. An exchange (step) is either a step of gradient descent, or computes
+the outputs of some rows.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from vfl.mpc.three_party.network import Layer, Loss, Network, share_targets, wei
 from vfl.mpc.three_party.party import Party
 from vfl.mpc.three_party.private_module import layers_of
 
-#: Size in bytes of the blocks in which rows are shared or evaluated: the largest frame of a block
+#: Size in bytes of the blocks in which rows are shared or evaluated: the largest frame for a block
 #: stays below this size, and thus below the limit of frames (`vfl.core.frame.LIMIT_BYTES`).
 BLOCK_BYTES = 1 << 26
-#: Outputs nearer to 0 or 1 than this are beyond the resolution of shared values.
+#: Outputs of a sigmoid that are nearer to 0 or 1 than this are beyond the resolution of shared
+#: values.
 _LEAST = 2.0**-23
-#: Largest number of lengths of index lists in one message.
+#: Largest number of index lists in one message; the message contains the length of each list.
 _LIST_HEADS = 32
 _OPENINGS = ("mask", "difference", "second")
 
@@ -40,13 +42,14 @@ Rows = Literal["train", "validation", "test", "predict"]
 
 
 class ThreePartyNetwork:
-    """One party's part in the training of a shared network.
+    """One party's part in the training and use of a shared network.
 
     Args:
-        party: this party, with agreed keys.
-        layers: layers of the network; a final sigmoid means that the loss is cross entropy.
-        columns: numbers of P0's and P1's input columns.
-        label_role: role of the party that has the labels and sees the outputs.
+        party: this party, which has agreed on keys with the others.
+        layers: layers of the network; a sigmoid at the end means that the loss is the cross
+            entropy.
+        columns: number of P0's input columns, and of P1's.
+        label_role: role number of the party that has the labels and sees the outputs.
     """
 
     def __init__(
@@ -63,17 +66,17 @@ class ThreePartyNetwork:
 
     @property
     def holds_shares(self) -> bool:
-        """Return whether this is P0 or P1."""
+        """Return whether this party is P0 or P1."""
         return self.party.role in HOLDERS
 
     def share_weights(self, own: Mapping[str, Tensor] | None) -> None:
-        """Begin with initial weights that are the sum of both holders' random weights.
+        """Start with initial weights that are the sums of both holders' random weights.
 
         Args:
             own: at a holder, its random weights from `first_weights`; None at P2.
 
         Raises:
-            RingRangeError: a weight does not fit; the error names the layer.
+            RingRangeError: a weight does not fit into the ring; the error names the layer.
         """
         halves = [
             Network.share(
@@ -84,16 +87,16 @@ class ThreePartyNetwork:
         self._network = halves[0].plus(halves[1])
 
     def share_rows(self, rows: Rows, count: int, own: Tensor | None, where: str) -> None:
-        """Share both holders' columns side by side, and open them once for all later exchanges.
+        """Share both holders' columns side by side, and open them once for all later steps.
 
         Args:
-            rows: phase to which the rows belong.
+            rows: phase (training, validation or test) to which the rows belong.
             count: number of rows, which all three parties know.
             own: a holder's columns, axes (rows, columns); None at P2.
-            where: name of the rows, for error messages and the leakage ledger.
+            where: name of the rows, for error messages and the ledger of leakage.
 
         Raises:
-            RingRangeError: a value is too large; its owner raises the error.
+            RingRangeError: a value is too large for the ring; only its owner raises this error.
         """
         blocks = []
         for start, end in row_blocks(count, self.layers[0].inputs):
@@ -115,10 +118,10 @@ class ThreePartyNetwork:
 
         Args:
             count: number of rows.
-            own: at the owner of the labels, the targets from `targets_of`; None elsewhere.
+            own: at the owner of the labels, the targets that `targets_of` returned; None elsewhere.
 
         Raises:
-            RingRangeError: a target is too large.
+            RingRangeError: a target is too large for the ring.
         """
         width = self.layers[-1].outputs
         self._targets = stacked(
@@ -134,15 +137,15 @@ class ThreePartyNetwork:
         )
 
     def train_step(self, index: Tensor, learning_rate: float) -> None:
-        """Run one step of gradient descent on some of the training rows.
+        """Run one step of gradient descent on some training rows.
 
         Args:
-            index: positions among the training rows, int64.
-            learning_rate: factor of the mean gradient.
+            index: positions of the step's rows among the training rows, int64.
+            learning_rate: learning rate, by which the mean gradient is multiplied.
 
         Raises:
-            BadOptionError: the batch has too many rows for the number of bits in the rules.
-            RingRangeError: a value is too large; the error names the layer.
+            BadOptionError: the batch has too many rows for the numbers of bits in the rules.
+            RingRangeError: a value is too large for the ring; the error names the layer.
             PeerError: another party did not take part in the step.
         """
         assert self._targets is not None, "targets are shared before the first step"
@@ -150,22 +153,22 @@ class ThreePartyNetwork:
         self._network.train_step(self.party, inputs, targets, self._loss, learning_rate)
 
     def outputs(self, rows: Rows, index: Tensor, where: str) -> Tensor | None:
-        """Return outputs of some rows, axes (rows, outputs), at the owner of the labels.
+        """Return the outputs for some rows, axes (rows, outputs), at the owner of the labels.
 
         The other parties receive None.
 
         Args:
-            rows: phase of the rows.
-            index: positions among these rows, int64.
-            where: name of the disclosed outputs, for the leakage ledger.
+            rows: phase (training, validation or test) to which the rows belong.
+            index: positions of the rows among the rows of this phase, int64.
+            where: name of the disclosed outputs in the ledger of leakage.
 
         Raises:
-            RingRangeError: a value is too large; the error names the layer.
+            RingRangeError: a value is too large for the ring; the error names the layer.
             PeerError: another party did not take part in the step.
         """
         found = []
         widest = max(self.layers[0].inputs, *(layer.outputs for layer in self.layers))
-        # A frame has the values of the widest layer, perhaps with their slopes.
+        # A frame contains the values of the widest layer, perhaps together with their slopes.
         for start, end in row_blocks(len(index), 2 * widest):
             shared = self._rows[rows].rows(index[start:end])
             answered = self._network.infer(self.party, shared)
@@ -187,10 +190,10 @@ class ThreePartyNetwork:
         return {name: each.share for name, each in self._network.weights.items()}
 
     def load_weights(self, shares: Mapping[str, Tensor]) -> None:
-        """Continue with weights that `weights` returned; P2 ignores them.
+        """Continue with shares of weights that `weights` returned; P2 ignores them.
 
         Raises:
-            RunFolderError: the shares belong to another network.
+            RunFolderError: the shares belong to another network than this one.
         """
         weights = {}
         for name, shape in weight_shapes(self.layers).items():
@@ -209,13 +212,13 @@ class ThreePartyNetwork:
     def state_dict(self) -> dict[str, Any]:
         """Return this party's state for a restart: tensors, numbers and texts.
 
-        The state contains no key and no unused mask.
+        The state contains no key and no mask that was not used yet.
 
         The state has the holder's shares of the weights; plain gradient descent needs no other
         numbers. The state has the masks under which the weights were opened since the last
-        evaluation; these masks belong to the keys of this attempt. The state has the number of
-        operations, which determines the used part of every pad stream. The records of learned
-        values and of sent bytes are in the state, so that the accounts continue.
+        evaluation; these masks belong to the keys of the present attempt. The state has the number
+        of operations, which determines how much of every key stream was used. The state has the
+        records of learned values and of sent bytes, so that both records continue.
         """
         openings = {
             name: {"faced": each.faced} | {one: getattr(each.opened, one) for one in _OPENINGS}
@@ -237,17 +240,17 @@ class ThreePartyNetwork:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, same_keys: bool = False) -> None:
-        """Continue from `state_dict`, after rows and targets were shared again.
+        """Continue from a `state_dict`, after rows and targets were shared again.
 
         Args:
-            state: state of the same party.
-            same_keys: whether the party has the same keys, and made the same calls before its first
-                exchange; every frame is then equal to the original frame, bit for bit. A new
-                attempt of a session has new keys, and weights are opened again: its results differ
-                by the last bit of a truncation, as between two trainings.
+            state: the state that this party saved.
+            same_keys: whether the party has the same keys as when it saved the state, and made the
+                same calls before its first step; every frame is then equal to the original frame,
+                bit for bit. A new attempt of a session has new keys, and weights are opened again:
+                its results differ by the last bit of a truncation, as between two trainings.
 
         Raises:
-            RunFolderError: the shares belong to another network.
+            RunFolderError: the shares in the state belong to another network.
         """
         self.load_weights(state["weights"])
         self.party.leakage.restore(state["leakage"])
@@ -266,13 +269,13 @@ def first_weights(layers: Sequence[Layer], secret: Secret) -> dict[str, Tensor]:
     """Draw a holder's share of the initial weights, float64, named as in `Network.share`.
 
     The sum of both shares is normal, of the usual scale: the distribution is that of He et al.
-    2015, eq 10, before ReLU, and that of Glorot and Bengio 2010 at the end. No party knows the sum
-    of both shares. If P2 knew the initial weights, it could undo permutations, because trained
-    weights stay near the initial weights.
+    2015, eq 10, before a ReLU, and that of Glorot and Bengio 2010 in the last layer. No party knows
+    the sum of both shares. If P2 knew the initial weights, it could undo permutations, because
+    trained weights stay near their initial values.
 
     Args:
         layers: layers of the network.
-        secret: the holder's own secret.
+        secret: the holder's own secret, from which the weights are drawn.
     """
     found = {}
     for index, layer in enumerate(layers):
@@ -287,19 +290,21 @@ def first_weights(layers: Sequence[Layer], secret: Secret) -> dict[str, Tensor]:
 def whole_network(
     columns: tuple[int, int], width: int | None, top: nn.Module, classes: int
 ) -> list[Layer]:
-    """Return the network that is equivalent to both parties' bottoms and the top together.
+    """Return the layers of one network that is equivalent to both bottom models and the top model.
 
     Args:
-        columns: number of columns at P0 and at P1.
-        width: width of linear bottoms with summed cuts, which form one linear layer over all
-            columns; None if the top receives the concatenated columns themselves.
+        columns: number of columns at P0, and at P1.
+        width: width of linear bottom models whose outputs are summed, which together form one
+            linear layer over all columns; None if the top model receives the concatenated columns
+            themselves.
         top: top model, a module of `nn.Linear` and element-wise functions; it has one output for
             two classes.
-        classes: number of label classes, for which a final sigmoid is added; 0 if the labels are
-            real numbers.
+        classes: number of label classes, for which a sigmoid is added at the end; 0 if the labels
+            are real numbers.
 
     Raises:
-        PrivateLayerError: a layer cannot be computed on shares, or the top ends in a function.
+        PrivateLayerError: a layer cannot be computed on shares, or the top model ends in a
+            function.
 
     >>> [layer.outputs for layer in whole_network((3, 2), 4, nn.Linear(4, 1), classes=2)]
     [4, 1]
@@ -320,16 +325,17 @@ def whole_network(
 def require_frames(
     layers: Sequence[Layer], columns: tuple[int, int], classes: int, label_role: int
 ) -> None:
-    """Require that the weights of each layer fit a frame, before memory is allocated for them.
+    """Require that the weights of each layer fit into a frame, before memory is allocated for them.
 
     Args:
         layers: layers of the network.
-        columns: numbers of columns that P0 and P1 announced.
+        columns: number of columns that P0 announced, and that P1 announced.
         classes: number of classes that the owner of the labels announced.
-        label_role: role of the owner of the labels.
+        label_role: role number of the owner of the labels.
 
     Raises:
-        ProtocolError: a layer does not fit; the error names the number that makes it too large.
+        ProtocolError: a layer does not fit into a frame; the error names the announced number that
+            makes it too large.
     """
     most = LIMIT_BYTES // ELEMENT_BYTES
     for index, layer in enumerate(layers):
@@ -356,25 +362,29 @@ def require_frames(
 
 
 def most_frame_bytes(layers: Sequence[Layer], rows: int) -> int:
-    """Return the size of the largest frame of an exchange, or of sharing the rows before it.
+    """Return the largest frame's size in bytes.
+
+    The frame belongs to a step, or to the sharing of rows before it.
 
     Args:
         layers: layers of the network.
-        rows: rows of the largest exchange.
+        rows: number of rows of the largest step.
 
     >>> most_frame_bytes([Layer(5, 4, "relu"), Layer(4, 1, "sigmoid")], rows=64) == BLOCK_BYTES
     True
     """
     weights = sum((layer.inputs + 1) * layer.outputs for layer in layers)
     widest = max(layers[0].inputs, *(layer.outputs for layer in layers))
-    # The largest message has all weights, or both factors of a product with lists of all their
-    # indices.
+    # The largest message has all weights, or it has both factors of a product and lists of all
+    # their indices.
     exchange = ELEMENT_BYTES * (weights + 4 * rows * widest) + _LIST_HEADS
     return max(exchange, BLOCK_BYTES, ELEMENT_BYTES * widest)
 
 
 def targets_of(labels: Tensor, classes: int) -> Tensor:
-    """Return the targets, float64: one number for two classes, one number per class for more.
+    """Return the targets, float64.
+
+    Two classes have one number per row, more classes have one number per class.
 
     >>> targets_of(torch.tensor([0, 1]), 2).tolist(), targets_of(torch.tensor([1]), 3).tolist()
     ([[0.0], [1.0]], [[0.0, 1.0, 0.0]])
@@ -385,7 +395,7 @@ def targets_of(labels: Tensor, classes: int) -> Tensor:
 
 
 def logits_of(outputs: Tensor) -> Tensor:
-    """Return logits of disclosed sigmoid outputs; a single output gives logits of two classes.
+    """Return the logits of sigmoid outputs; a single output gives the logits of two classes.
 
     >>> logits_of(torch.tensor([[0.5]], dtype=torch.float64)).tolist()
     [[0.0, 0.0]]
@@ -396,6 +406,6 @@ def logits_of(outputs: Tensor) -> Tensor:
 
 
 def row_blocks(rows: int, width: int) -> Iterable[tuple[int, int]]:
-    """Yield blocks of rows that fit a frame; the sizes of the blocks differ by at most one row."""
+    """Yield blocks of rows that fit into a frame; the blocks' sizes differ by at most one row."""
     count = max(1, min(rows, math.ceil(rows * width * ELEMENT_BYTES / BLOCK_BYTES)))
     return pairwise(rows * block // count for block in range(count + 1))

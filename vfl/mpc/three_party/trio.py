@@ -1,4 +1,4 @@
-"""Makes the three parties of a mode, separately or all in one process."""
+"""Makes the three parties of a mode, one at a time or all in one process."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from vfl.mpc.three_party.thesis import ThesisDealer, ThesisHolder
 
 
 def make_party(role: int, links: Mapping[int, Link], rules: Rules) -> Party:
-    """Make P0, P1 or P2 of a mode; the party gets its keys in `Party.agree`."""
+    """Make P0, P1 or P2 for a mode; the party gets its keys later, in `Party.agree`."""
     if rules.mode == "thesis":
         return (ThesisDealer if role == P2 else ThesisHolder)(role, links, rules)
     return (FastDealer if role == P2 else FastHolder)(role, links, rules)
 
 
 class Trio(LocalParties[Party]):
-    """The three parties of a mode as threads of this process.
+    """All three parties of a mode as threads of this process.
 
     Args:
         rules: rules, equal at all parties.
-        terms: settings that the parties compare before they begin.
+        terms: settings that the parties compare before they begin to compute.
         timeout_s: seconds that a party waits for a message.
-        agreed: whether the parties have agreed on keys already; False for a program that begins
-            with `Party.agree`.
+        agreed: whether the parties agree on keys when this object is made; False for a program that
+            begins with `Party.agree`.
     """
 
     def __init__(
