@@ -278,7 +278,7 @@ def test_ranks_on_two_machines_leave_the_weights_of_one(session, request):
     whole = path.read_text()
     table = pd.read_csv(path)
     table.assign(a=table["a"].to_numpy()[::-1]).to_csv(path, index=False)
-    with pytest.raises(PeerFailedError, match="has other rows or values than rank 0"):
+    with pytest.raises(PeerFailedError, match="has different rows or values from rank 0"):
         session.play()
     path.write_text(whole)
     forget(session)

@@ -1,4 +1,4 @@
-"""Parties that answer one request after another while a run is served."""
+"""Feature and middle parties that answer the label party's requests to a served run."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _SAY_EVERY_S = 60.0
 
 
 class _Served:
-    """Receives requests from one network link, and counts them.
+    """Receives requests over one network link, and counts the requests.
 
     Args:
         name: name of the party.
         link: network link to the label party that sends requests.
         requests: object that checks and counts requests.
-        drift: counts of the queried rows by value range of the party's own inputs; only the party's
-            own log and folder receive them.
-        askers: number of label parties that send requests, each with its own step numbers; see
-            `Askers`.
+        drift: counters of the queried rows, by value range of each of the party's inputs; only the
+            party's log and folder contain these counters.
+        askers: number of label parties that send requests; each label party has separate step
+            numbers; see `Askers`.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class _Served:
         self._steps = dict[int, int]()
 
     def answer(self) -> bool:
-        """Wait for one request and answer it; return False when the session is over."""
+        """Wait for one request and answer the request; return False when the session is over."""
         raise NotImplementedError
 
     def run(self, say: Callable[[str], None]) -> None:
-        """Serve until the session is over; report the number of requests from time to time."""
+        """Serve until the session is over; report the number of requests once a minute."""
         said, at = "", time.monotonic()
         try:
             while self.answer():
@@ -62,7 +62,9 @@ class _Served:
         say(f"party {self._name} {self._summary()}")
 
     def _admit(self) -> tuple[Frame, np.ndarray | Refused | None] | None:
-        """Return the next request with its checked rows or its refusal; None after the last one.
+        """Return the next request with its checked rows or a refusal.
+
+        Return None after the last request.
 
         Raises:
             ProtocolError: the message is unexpected, or requests rows that this session does not
@@ -72,7 +74,7 @@ class _Served:
         if frame.kind is Kind.DONE:
             return None
         asker = frame.step % self._askers
-        # a label party that returned may be at a later step
+        # a label party that reconnects may continue with a later step
         step = self._steps.get(asker, frame.step)
         if frame.kind is not Kind.ASK or frame.step != step:
             raise ProtocolError(
@@ -94,13 +96,13 @@ class _Served:
 
 
 class AnsweringEnd(Protocol):
-    """A feature party's methods that a service needs."""
+    """Methods of a feature party's endpoint that a service calls."""
 
     link: Link
 
 
 class Answering(Protocol):
-    """A feature party with its trained weights."""
+    """Interface of a feature party that has trained weights and answers queries."""
 
     @property
     def name(self) -> str: ...
@@ -150,7 +152,9 @@ class ServedParty(_Served):
 
 
 class ServedMiddle(_Served):
-    """The middle party in a service: it queries feature parties, and sends its output.
+    """The middle party in a service.
+
+    It queries feature parties, and sends its output to the label party.
 
     Args:
         middle: the middle party, with its trained weights.
@@ -171,7 +175,10 @@ class ServedMiddle(_Served):
         return True
 
     def ask(self) -> bool:
-        """Wait for one request and pass it on; return False when the session is over."""
+        """Wait for one request and pass it to the feature parties.
+
+        Return False when the session is over.
+        """
         self._asked, asked = None, self._admit()
         if asked is None:
             for link in self._links.values():
@@ -185,13 +192,13 @@ class ServedMiddle(_Served):
         return True
 
     def give(self) -> None:
-        """Answer the request, after every feature party has answered.
+        """Answer the label party's request after every feature party has answered the middle party.
 
         Raises:
             ProtocolError, FrameError, NonFiniteError: a feature party's message is not a valid
                 answer.
         """
-        assert self._asked is not None, "a request was passed on"
+        assert self._asked is not None, "`ask` has passed a request on"
         (step, asked), why = self._asked, b""
         rows = asked if isinstance(asked, np.ndarray) else None
         refused = refusals(self._links, step, self._links if rows is None else ())

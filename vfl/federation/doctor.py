@@ -1,4 +1,4 @@
-"""Checks of a party's machine, files and network, for ``vfl doctor``; they change nothing.
+"""Checks of a party's machine, files and network for ``vfl doctor``; the checks change nothing.
 
 The path decides which checks run: checks of the machine only, checks of a label party's project, or
 checks of another party. Versions are read without importing the packages, and only the addresses in
@@ -42,7 +42,7 @@ from vfl.transport.router import router_port
 _LITTLE_ROOM_BYTES = 1_000_000_000
 _NO_ROOM_BYTES = 50_000_000
 _CLOCK_WARNING_S = 30
-#: The doctor warns if at least this share of `consent.max_epsilon` is spent.
+#: The doctor warns if earlier sessions have spent this fraction of `consent.max_epsilon`.
 _NEARLY_SPENT = 0.8
 
 State = Literal["OK", "WARN", "FAIL"]
@@ -55,8 +55,8 @@ class Check:
     Attributes:
         name: name of the check, one or two words.
         state: OK, WARN if trouble is possible later, or FAIL if vfl will not work.
-        found: text about the result; it contains names, counts and paths only.
-        fix: command or change that solves the problem; empty without a problem.
+        found: text about the check's result; it contains names, counts and paths only.
+        fix: command or change that solves the problem; empty if the check found no problem.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Check:
 
 
 def examine(path: Path | None = None) -> Iterator[Check]:
-    """Run the checks that fit a path; yield their results.
+    """Run the checks that fit a path; yield the result of each check.
 
     Args:
         path: a project or its label folder, a party's own file, or None to check the machine only.
@@ -193,9 +193,13 @@ def room(folder: Path) -> Check:
     free = shutil.disk_usage(_existing(folder)).free
     found = f"{free / 1e9:.1f} GB free at {folder}"
     if free < _NO_ROOM_BYTES:
-        return Check("disk", "FAIL", found, "free disk space: checkpoints could not be written")
+        return Check(
+            "disk", "FAIL", found, "free some disk space; otherwise vfl cannot write checkpoints"
+        )
     if free < _LITTLE_ROOM_BYTES:
-        return Check("disk", "WARN", found, "checkpoints and run folders may need more")
+        return Check(
+            "disk", "WARN", found, "free some disk space; checkpoints and run folders may need more"
+        )
     return Check("disk", "OK", found)
 
 
@@ -210,7 +214,8 @@ def _existing(folder: Path) -> Path:
 def data_file(source: Path | str) -> Check:
     """Check that the file of the party's table can be read."""
     path = Path(source)
-    if is_database(source):  # an address may contain a password, and is not contacted
+    # the address of a database may contain a password, so this check does not use the address
+    if is_database(source):
         return Check("data", "OK", "a database; vfl check party.toml queries it")
     if not path.is_file():
         return Check("data", "FAIL", f"there is no {path}", "see [data] source in party.toml")
@@ -220,7 +225,7 @@ def data_file(source: Path | str) -> Check:
 
 
 def store(folder: Path) -> Check:
-    """Check that vfl can write to the store of weights and run records."""
+    """Check that vfl can write to the folder that stores the party's weights and run records."""
     existing = _existing(folder)
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         return Check("store", "FAIL", f"{existing} cannot be written", f"chmod u+rwx {existing}")
@@ -252,7 +257,7 @@ def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
     try:
         found = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as problem:
-        cure = "copy it from the label party's certificates"
+        cure = "copy this file from the label party's folder of certificates"
         return Check(name, "FAIL", f"{path}: {problem.strerror}", cure)
     except ValueError:
         return Check(name, "FAIL", f"{path} is no certificate", "it begins with -----BEGIN")
@@ -266,10 +271,10 @@ def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
         return Check(name, "FAIL", f"{path}, valid from {first} on", "is this clock right?")
     absent = sorted(set(hosts) - set(_names(found)))
     if absent:
-        cure = "make one with these names, or use a name that it has"
+        cure = "make a certificate with these names, or use a name that this certificate has"
         return Check(name, "FAIL", f"{until}, but not for {', '.join(absent)}", cure)
     if ends_soon(path):
-        cure = "vfl up renews server.pem if ca.key exists; a new authority: vfl renew --authority"
+        cure = "vfl up renews server.pem if ca.key exists; vfl renew --authority renews ca.pem"
         return Check(name, "WARN", f"{until}: it ends soon", cure)
     return Check(name, "OK", until)
 
@@ -284,7 +289,10 @@ def signed_by(certificate: Path, authority: Path) -> Check:
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as problem:
         found = f"{certificate.name} is not signed by {authority.name} ({type(problem).__name__})"
         return Check(
-            "signature", "FAIL", found, "both have to come from one vfl init, or one authority"
+            "signature",
+            "FAIL",
+            found,
+            "one authority, made by one vfl init, must have issued both certificates",
         )
     return Check("signature", "OK", f"{authority.name} signed {certificate.name}")
 
@@ -299,18 +307,18 @@ def node_key(path: Path) -> Check:
     except (ValueError, TypeError, OSError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, EllipticCurvePrivateKey):
-        cure = "ssh-keygen -t ecdsa -b 384 makes one; send its .pub to the label party"
+        cure = "ssh-keygen -t ecdsa -b 384 makes a key; send its .pub file to the label party"
         return Check("node key", "FAIL", f"{path} is no OpenSSH ECDSA private key", cure)
     return there
 
 
 def public_key(party: str, path: Path, accepted: str) -> Check:
-    """Check a party's public key in the label party's folder: its format and its acceptance.
+    """Check that a party's public key has the right format and is the key that was accepted.
 
     Args:
         party: name of the party.
         path: the file.
-        accepted: fingerprint of the key that the label party accepted; empty if it accepted none.
+        accepted: fingerprint of the key that the label party accepted; empty if it accepted no key.
     """
     name = f"key of {party}"
     try:
@@ -338,7 +346,7 @@ def _names(found: x509.Certificate) -> list[str]:
 
 
 def epsilon(party: PartyFile) -> Check:
-    """Check how much of `consent.max_epsilon` is spent."""
+    """Check how much of the privacy budget `consent.max_epsilon` earlier sessions have spent."""
     from vfl.federation.monitor import Epsilon  # imported here because the ledger imports torch
 
     try:
@@ -348,7 +356,9 @@ def epsilon(party: PartyFile) -> Check:
     assert known.most is not None, "asked above"
     found = f"{known.spent:.4g} of {known.most:g} spent"
     if known.spent >= _NEARLY_SPENT * known.most:
-        cure = "sessions that would spend more are refused: vfl sessions party.toml lists them"
+        cure = (
+            "vfl refuses sessions that would spend more: vfl sessions party.toml lists the sessions"
+        )
         return Check("epsilon", "WARN", found, cure)
     return Check("epsilon", "OK", found)
 
@@ -357,7 +367,7 @@ def epsilon(party: PartyFile) -> Check:
 
 
 def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
-    """Check a feature party's way to the SuperLink: TCP, TLS with the project's CA, and clocks."""
+    """Check a feature party's connection to the SuperLink: TCP, the project's CA and the clocks."""
     try:
         answer = probe_https("the SuperLink", parse_address(address), ca.read_text())
     except PeerError as problem:
@@ -370,7 +380,7 @@ def superlink_from_afar(address: str, ca: Path) -> Iterator[Check]:
 
 
 def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
-    """Check the label party's port for the SuperLink: free, or in use by vfl's own SuperLink."""
+    """Check that the SuperLink's port at the label party is free or used by vfl's SuperLink."""
     host, port = parse_address(address)
     if port_is_free(bind_host or host, port):
         yield Check("superlink port", "OK", f"{port} is free; vfl up will listen there")
@@ -387,9 +397,9 @@ def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
 
 
 def stream_port(host: str, port: int, router: Path) -> Check:
-    """Check the label party's port for the streams of sessions."""
+    """Check the label party's port for the streams (TCP connections) of sessions."""
     if port == 0:
-        found = "0: a free port at each start"
+        found = "0: the operating system chooses a free port at each start"
         cure = "set federation.stream_port if a firewall must allow it"
         return Check("stream port", "OK", found, cure)
     if port_is_free(host, port):
@@ -397,12 +407,12 @@ def stream_port(host: str, port: int, router: Path) -> Check:
     if router_port(router, host, port) == port:
         return Check("stream port", "OK", f"our SuperLink listens on {port} for all sessions")
     found = f"{port} is used by another program"
-    return Check("stream port", "FAIL", found, "end it, or change federation.stream_port")
+    return Check("stream port", "FAIL", found, "end that program, or change federation.stream_port")
 
 
 def _clock(answer: Probe) -> Check:
     if answer.clock_s is None:
-        return Check("clock", "WARN", "not measured: the answer had no date")
+        return Check("clock", "WARN", "not measured: the peer's answer had no date")
     way = "behind" if answer.clock_s > 0 else "ahead of"
     found = f"{abs(answer.clock_s):.0f} s {way} the peer's"
     if abs(answer.clock_s) > CLOCK_TOLERANCE_S:

@@ -1,7 +1,8 @@
-"""Joining a project: a party adds its table to the received folder, and makes its keys in it.
+"""Join a project as a party: add its table to the received folder, and make its keys there.
 
-The folder comes from the label party. The joining party therefore sees which settings in the
-folder's party.toml are unusual, and no key is written outside of the folder.
+The label party makes the folder and sends it to the joining party. For the joining party's safety,
+this module reports unusual settings in the folder's party.toml, and writes no key outside of the
+folder.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from vfl.session.secure_mode import third_party
 from vfl.session.store.identity import Identity
 from vfl.transport import fingerprint, node_key_pair, public_half
 
-#: Settings of [data] that do not depend on the table.
+#: Settings in the section [data] that do not depend on the table.
 _OF_ANY_TABLE = ("predict", "predict_query", "memory", "shape", "bins", "label")
 
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """Public keys of a party, one per line: the SuperNode's key and the identity key.
+    """A party's public keys, one key per line of a file: the SuperNode's key and the identity key.
 
     Attributes:
         file: path of NAME.pub, which the party sends to the other parties.
         whose: origin of the keys: "new" if they were just made, "own" if an earlier command made
             them here, or "foreign" if they came with the folder, which had no NAME.pub.
-        fingerprint: fingerprint of the keys; the sender and the receiver compare it by telephone.
+        fingerprint: fingerprint of the keys; the sender and the receiver of the file compare the
+            fingerprint by telephone.
     """
 
     file: Path
@@ -45,7 +47,9 @@ class PublicKeys:
 
 
 def folder_of(path: Path) -> Path:
-    """Return the folder of a party, given the folder, its party.toml, or a label party's project.
+    """Return a party's folder, which contains party.toml.
+
+    The argument may be this folder, its party.toml, or a label party's project.
 
     Raises:
         ConfigError: the folder has no party.toml.
@@ -63,7 +67,7 @@ def folder_of(path: Path) -> Path:
 
 
 def require_no_way_out(folder: Path) -> None:
-    """Refuse a folder that contains a symbolic link to a place outside of it.
+    """Refuse a received folder that contains a symbolic link to a path outside of the folder.
 
     Raises:
         ConfigError: the folder contains such a link; the error names the link, whose target is not
@@ -77,23 +81,23 @@ def require_no_way_out(folder: Path) -> None:
                 where=str(path),
                 want="only files in the folder, so that none of your other files is read or "
                 "written",
-                fix="remove the link; a table elsewhere is named with --table",
+                fix="remove the link; the option --table accepts a table outside of the folder",
             )
 
 
 def require_no_loader(party: PartyFile, table: str | None) -> None:
-    """Refuse a received file whose [data] names a Python function, before the function can run.
+    """Refuse a received party.toml whose [data] names a Python function, which vfl would run.
 
-    The sender of the folder chose this function, so it could be harmful. The joining party itself
-    may name a function with --table.
+    The sender of the folder chose the Python function, so the function could be harmful. The
+    joining party may name a function itself with the option --table.
 
     Args:
         party: the received party.toml.
-        table: table that the joining party names; it replaces the source in the file; None keeps
-            the file's source.
+        table: table that the joining party names; it replaces `data.source` in the file; None keeps
+            `data.source`.
 
     Raises:
-        ConfigError: a setting names a function; the error names the setting.
+        ConfigError: a setting in [data] names a Python function; the error names the setting.
     """
     data = party.data
     for name in ("predict",) if table else ("source", "predict"):
@@ -108,7 +112,7 @@ def require_no_loader(party: PartyFile, table: str | None) -> None:
 
 
 def checked_encoding(name: str | None) -> str | None:
-    """Return the encoding that the option --encoding names, spelled as [data] spells it.
+    """Return the text encoding of the option --encoding, spelled as [data] encoding spells it.
 
     Raises:
         ConfigError: the encoding is unknown; the error lists the encodings that vfl can read.
@@ -128,8 +132,8 @@ def merge_table(
 ) -> TableReport:
     """Write the path and the detected settings of a table into [data] of a party's file.
 
-    Without `source`, this function examines the table that the file names, and keeps the settings
-    in the file.
+    Without `source`, this function examines the table that the party's file already names, and
+    keeps the settings in the file.
 
     Args:
         folder: folder of the party.
@@ -137,7 +141,7 @@ def merge_table(
         id_column: name of the table's id column; with None, vfl finds the column.
         label: name of the table's label column; None if the table has no label column, or the file
             names the column.
-        query: query, if the table is in a database.
+        query: SQL query, if the table is in a database.
         encoding: encoding of a CSV file; None keeps the encoding in the party's file, or detects
             it.
 
@@ -147,7 +151,9 @@ def merge_table(
     """
     party = read_party_file(folder / "party.toml")
     if party.data is None:
-        raise ConfigError(f"party '{party.party}' has no data", got="--table", fix="leave it out")
+        raise ConfigError(
+            f"party '{party.party}' has no data", got="--table", fix="leave --table out"
+        )
     old = party.data
     said: dict[str, Any] = {name: getattr(old, name) for name in sorted(old.model_fields_set)}
     if source is None:
@@ -184,7 +190,7 @@ def merge_table(
 
 
 def _edit_of_data(wanted: PartyFile, kept: Set[str]) -> Edit:
-    """Make an edit that sets [data] in a party's file; settings named in `kept` stay unchanged."""
+    """Make an edit that writes [data] of `wanted` to a party's file, except settings in `kept`."""
     content: dict[str, Any] = wanted.model_dump(mode="json", exclude_unset=True, exclude_none=True)[
         "data"
     ]
@@ -208,7 +214,7 @@ def _seen_from(folder: Path, table: Path) -> str:
 
 
 def _at_the_label_party(label: LabelFolder, report: TableReport) -> Experiment:
-    """Return the experiment with those settings changed that the label party's table requires."""
+    """Return the label party's experiment after the changes that its table requires."""
     experiment = label.experiment()
     own, said = experiment.label.party, dict[tuple[str, ...], dict[str, Any]]()
     if report.task is not None and report.task != experiment.label.task:
@@ -237,7 +243,7 @@ def _at_the_label_party(label: LabelFolder, report: TableReport) -> Experiment:
 
 
 def make_keys(folder: Path) -> PublicKeys:
-    """Make those keys of a party that are missing, and write the public keys as NAME.pub.
+    """Make the keys that a party's folder lacks, and write the public keys to NAME.pub.
 
     Raises:
         ConfigError: the party's file names a path for a key outside of the folder.
@@ -280,7 +286,7 @@ def write_public(party: PartyFile, whose: Literal["new", "own", "foreign"] = "ne
 
 
 def unusual(party: PartyFile) -> list[str]:
-    """Return settings that differ from those `vfl init` writes, for the file's owner to check."""
+    """Return the settings that differ from those of `vfl init`; the file's owner checks them."""
     said = party.model_dump(mode="json", exclude={"party", "role", "data"})
     node = {"superlink": party.node.superlink, "api_port": party.node.api_port}
     whose = {"party": party.party, "role": party.role, "data": party.data, "node": node}

@@ -1,8 +1,8 @@
-"""Flower's programs as vfl starts them: behind guards, and only for accepted app bundles.
+"""Flower's programs as vfl starts them: behind guards, and with code from accepted bundles only.
 
-Flower starts its helper programs by their names, without a path. A folder with small scripts that
-have the same names therefore comes first in the PATH of a service. Each script calls a function of
-this module, which changes one behaviour of Flower and then runs Flower's own program:
+Flower starts its helper programs by their names, without a path. vfl therefore puts a folder of
+small scripts with the same names first in the PATH of a service. Each script calls a function of
+this module, which changes one behaviour of Flower and then runs the Flower program of that name:
 
 - `superlink`, `supernode`: a guard of `vfl.federation.guard` listens in place of Flower's server
 - `superexec`: requests carry the local secret, and sessions are forks of a standing worker
@@ -75,26 +75,28 @@ LOCAL_API_VARIABLE = "VFL_LOCAL_API"
 #: host:port at which SuperNodes reach the SuperLink; empty for a simulation, which has no such
 #: port.
 NETWORK_VARIABLE = "VFL_NETWORK_ADDRESS"
-#: host:port at which the label party accepts the streams of all sessions; empty for a simulation.
+#: host:port at which the label party accepts the TCP streams of all sessions; empty for a
+#: simulation.
 STREAM_VARIABLE = "VFL_STREAM_ADDRESS"
-#: Name of the Flower program that a service's standing worker runs. If a service has no such
-#: variable, it has no worker; a worker without this variable is shared, and runs the programs of
-#: every party.
+#: Name of the Flower program that the standing worker of a service runs (a process that imports vfl
+#: in advance). If the variable is not set, the service has no standing worker of its own; a shared
+#: worker may run the programs of every party.
 WORKER_VARIABLE = "VFL_STANDING_WORKER"
-#: Process id of the command that started a service; the service and its sessions end with it.
+#: Process id of the command that started a service; the service and its sessions end when this
+#: command ends.
 STARTER_VARIABLE = "VFL_SERVICE_STARTER"
-#: Command that starts a standing worker.
+#: Command line that starts a standing worker.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "vfl", "party-worker")
-#: Name of the file with the digests of keys that a SuperLink has withdrawn.
+#: Name of the file that contains the digests of keys that a SuperLink no longer accepts.
 RETIRED = "retired.json"
 #: Line that a service prints when all its ports are open.
 READY = "vfl: all ports are open"
 
-#: Largest number of sessions that a SuperNode runs at the same time; further messages wait at the
-#: SuperLink.
+#: Largest number of sessions that a SuperNode runs at the same time; messages that would start more
+#: sessions wait at the SuperLink.
 SESSIONS_AT_ONCE = 16
-#: Interval between a program's requests for work, and between a SuperNode's checks for a reply, in
-#: seconds.
+#: Seconds between two requests of a program for work, and between two checks of a SuperNode for a
+#: reply.
 POLL_S = 0.1
 QUIET = {
     **upstream.SILENT,
@@ -105,18 +107,19 @@ QUIET = {
     # Each process uses one thread: several parties share a small machine, and weights are equal bit
     # for bit only if sums are added in the same order.
     "OMP_NUM_THREADS": "1",
-    # The guard holds requests for work until there is work, so the requests may follow each other
-    # closely.
+    # The guard delays its response to a request for work until there is work, so a program may send
+    # its next request at once.
     upstream.POLL: str(POLL_S),
 }
 _AGAIN_S = 1.0
 _LISTENS_WITHIN_S = 120.0
-#: Time that a ServerApp waits before it ends, so that the SuperLink receives the last lines of its
-#: log.
+#: Seconds that a ServerApp waits before it ends, so that the SuperLink receives the last lines of
+#: the ServerApp's log.
 _LAST_LINES_S = 0.5
 HOST = "127.0.0.1"
 _SECRET_BYTES = 32
-#: Lifetime of a local API's certificate in days; a service restarts long before this time is over.
+#: Lifetime in days of the certificate of a local API; a service restarts long before the
+#: certificate expires.
 _DAYS = 3650.0
 _PROGRAMS = {
     "flower-superexec": "superexec",
@@ -129,12 +132,12 @@ _PROGRAMS = {
     "flwr-connector": "refuse",
     "flwr-model": "refuse",
 }
-#: Names of programs that run code of a bundle, at a label party and at a feature party; other such
-#: programs are refused.
+#: Names of the programs that run a bundle's code: one program at a label party, one at a feature
+#: party; `refuse` replaces all other programs of this kind.
 _OF_SUPERLINK = ("flwr-serverapp", "flwr-simulation")
 _OF_SUPERNODE = ("flwr-clientapp",)
-#: Text of a script that is valid for a shell and for Python, because a `#!` line cannot contain a
-#: long path or a path with spaces.
+#: Text of a script that both a shell and Python can run, because a `#!` line cannot contain a long
+#: path or a path with spaces.
 _SCRIPT = """\
 #!/bin/sh
 '''exec' "{python}" -P "$0" "$@"
@@ -151,8 +154,8 @@ def flower_environment(home: Path) -> dict[str, str]:
     Args:
         home: folder for Flower's own files.
     """
-    # Flower starts its helper programs by their names, so the scripts of our Python installation
-    # come first.
+    # Flower starts its helper programs by name, so the folder with this installation's scripts
+    # comes first in PATH.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     unguarded = upstream.UNGUARDED
     inherited = {name: value for name, value in os.environ.items() if name not in unguarded}
@@ -167,8 +170,8 @@ def superlink_environment(
     Args:
         state: folder in which Flower keeps its files at the label party.
         party_file: the label party's own file, which lists the bundles that it accepts.
-        network_address: host:port for SuperNodes; empty for a simulation.
-        stream_address: host:port for the streams of sessions; empty for a simulation.
+        network_address: host:port at which SuperNodes connect; empty for a simulation.
+        stream_address: host:port for the TCP streams of sessions; empty for a simulation.
     """
     own = {PARTY_FILE_VARIABLE: str(party_file.resolve()), NETWORK_VARIABLE: network_address}
     own |= {STREAM_VARIABLE: stream_address, ROUTER_VARIABLE: str((state / "streams").resolve())}
@@ -190,7 +193,7 @@ def _worker_program(program: str) -> str:
 
 
 def _service_environment(state: Path) -> dict[str, str]:
-    """Return an environment in which a service finds vfl's scripts first, and its local API."""
+    """Return a service's environment: vfl's scripts come first in PATH, and it has a local API."""
     environment = flower_environment(state)
     return environment | {
         "PATH": f"{(state / 'bin').resolve()}{os.pathsep}{environment['PATH']}",
@@ -212,11 +215,12 @@ def _write_programs(state: Path, runs_code: Sequence[str]) -> None:
 
 
 class LocalApi:
-    """Address and credentials of the local API of a SuperLink or SuperNode, for its own programs.
+    """Address and credentials of a service's local API.
 
-    Each start of the service makes a new secret and a new certificate, so that a program never
-    sends the secret to another process that listens on the same port. All files are in one folder
-    that only the owner can read, `folder`:
+    The service is a SuperLink or a SuperNode, and its helper programs use the local API. Each start
+    of the service makes a new secret and a new certificate, so that a program never sends the
+    secret to another process that listens on the same port. The folder `folder` contains all files
+    of the local API, and only the owner can read this folder:
 
         address     host and port on the loopback, written once the service listens
         secret      secret that each request must contain
@@ -235,7 +239,7 @@ class LocalApi:
 
     @classmethod
     def begin(cls, folder: Path) -> LocalApi:
-        """Make new secrets at a start of the service; the secrets of earlier starts are invalid."""
+        """Make new secrets when a service starts; the secrets of earlier starts become invalid."""
         api = cls(folder)
         private_folder(folder)
         close_to_others(folder)
@@ -254,7 +258,7 @@ class LocalApi:
 
     @property
     def listens(self) -> bool:
-        """Return whether the service listens at its local API."""
+        """Return whether the service already listens at its local API."""
         return (self.folder / "address").exists()
 
     @property
@@ -337,7 +341,7 @@ async def _serve_superlink(
     for server, listener in zip(servers, reversed(listeners), strict=True):
         tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
         while not server.started:
-            if tasks[-1].done():  # the server ended during its start, perhaps with an error
+            if tasks[-1].done():  # the server ended during its start, perhaps because of an error
                 _stop(servers, bell)
                 await tasks[-1]
                 sys.exit(1)
@@ -346,7 +350,7 @@ async def _serve_superlink(
     _start_superexec(api, api.address)
     print(READY, flush=True)
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    _stop(servers, bell)  # if one server ends, the other one is useless
+    _stop(servers, bell)  # each server is useless without the other one
     await asyncio.gather(*tasks)
 
 
@@ -364,8 +368,8 @@ def _server(
     config = uvicorn.Config(
         guard,
         lifespan=lifespan,
-        access_log=False,  # otherwise each poll would write a log line
-        proxy_headers=False,  # a header must not change a caller's address
+        access_log=False,  # with an access log, each poll would write a line
+        proxy_headers=False,  # with proxy headers enabled, a client could forge its address
         server_header=False,
         log_config=options["log_config"],
         ssl_certfile=certificate,
@@ -377,11 +381,11 @@ def _server(
 def _stop(servers: Sequence[Any], bell: Bell) -> None:
     for server in servers:
         server.should_exit = True
-    bell.ring()  # a server ends after its last response
+    bell.ring()  # a server ends only after it has answered all waiting polls
 
 
 def _registered(app: Any) -> Callable[[bytes], Any]:
-    """Make a function that looks up, in another thread, whether Flower has registered a key."""
+    """Make a function that checks, in another thread, whether Flower has registered a key."""
 
     async def is_registered(key: bytes) -> bool:
         state = app.state.linkstate_factory.state()
@@ -391,7 +395,7 @@ def _registered(app: Any) -> Callable[[bytes], Any]:
 
 
 def _taken_back(retired: Path) -> Callable[[bytes], Any]:
-    """Make a function that looks up in the file of digests whether a key was withdrawn."""
+    """Make a function that checks whether the file of withdrawn keys contains a key's digest."""
 
     async def was_registered(key: bytes) -> bool:
         known = read_json(retired)["keys"] if retired.exists() else ()
@@ -401,7 +405,10 @@ def _taken_back(retired: Path) -> Callable[[bytes], Any]:
 
 
 def _arrives(app: Any) -> Callable[[bytes], Awaitable[None]]:
-    """Make a function that marks a killed SuperNode as offline; Flower does so after a minute."""
+    """Make a function that marks a killed SuperNode as offline when it returns.
+
+    Flower itself marks such a SuperNode only after a minute.
+    """
 
     def forget(key: bytes) -> None:
         state = app.state.linkstate_factory.state()
@@ -415,7 +422,7 @@ def _arrives(app: Any) -> Callable[[bytes], Awaitable[None]]:
 
 
 def _names_its_sender(path: str, body: bytes) -> bool:
-    """Check that a reply names its caller as the sender; Flower only checks the caller's key."""
+    """Check that a reply gives its caller's node id as sender; Flower checks only the key."""
     if path != "/v1/fleet/push-messages":
         return True
     from google.protobuf.message import DecodeError
@@ -429,7 +436,7 @@ def _names_its_sender(path: str, body: bytes) -> bool:
 
 
 def _registers_by_name(path: str, body: bytes) -> bool:
-    """Check that a request to register a key contains the name of the party with the key."""
+    """Check that a request to register a key also contains the name of the key's party."""
     if path != "/v1/control/register-node":
         return True
     from google.protobuf.message import DecodeError
@@ -445,16 +452,15 @@ def supernode() -> None:
     _end_with_starter()
     with _printed_errors():
         port = int(sys.argv[sys.argv.index("--port") + 1])
-        try:  # otherwise Flower would run without a local API and hide the reason
+        try:  # without this check, Flower would run without a local API and hide the reason
             listen(HOST, port).close()
         except UserError as refused:
             refused.what = "cannot listen for this SuperNode's own programs"
-            refused.fix = (
-                "another node.api_port in party.toml, one for each SuperNode of this machine"
-            )
+            refused.fix = "choose another node.api_port in party.toml, one for each SuperNode here"
             raise
         api = LocalApi.begin(Path(os.environ[LOCAL_API_VARIABLE]))
-        _start_superexec(api, f"{HOST}:{port}")  # first, because its worker imports longest
+        # the SuperExec starts first, because its worker takes longest to import its packages
+        _start_superexec(api, f"{HOST}:{port}")
         command, internal = upstream.SUPERNODE.load(), upstream.SUPERNODE_LOOP.load()
     sys.argv += ["--isolation", "process"]
     sys.argv += ["--superexec-auth-secret-file", str(api.superexec_secret)]
@@ -478,19 +484,20 @@ def supernode() -> None:
         command.flower_supernode()
     except Exception as problem:
         why = f" ({type(problem).__name__})"
-    # Flower's loop ends only after an error, such as a certificate that expires between two
-    # messages; Flower logs some of these errors and returns. The thread of the local API would keep
-    # this process alive, so `vfl up` would not restart the SuperNode.
+    # Flower's loop ends only after an error, for example when a certificate expires between two
+    # messages; for some of these errors, Flower writes a log line and returns. The thread of the
+    # local API would keep this process alive after such an error, so `vfl up` would not restart the
+    # SuperNode.
     print(f"vfl: the SuperNode ended{why}", flush=True)
     os._exit(1)
 
 
 class SessionsAtOnce:
-    """Lets a SuperNode run several sessions; Flower's own loop waits for each session's end.
+    """Lets a SuperNode run several sessions at once; Flower's loop runs one session after another.
 
     Args:
         push: Flower's function that waits for a reply to a message, and sends the reply.
-        bell: bell that rings when a message has arrived for the programs that ask for work.
+        bell: object that wakes the programs that wait for work when a message has arrived.
     """
 
     def __init__(self, push: Callable[..., None], bell: Bell) -> None:
@@ -499,7 +506,10 @@ class SessionsAtOnce:
         self._replying: threading.Thread | None = None
 
     def message_came(self, *, send: Callable[..., Any], **callbacks: Any) -> None:
-        """Start a session without waiting for its reply; another thread sends the reply later."""
+        """Start a session and return.
+
+        Another thread waits for the session's reply and sends the reply.
+        """
 
         def send_and_free(*arguments: Any) -> Any:
             self._places.release()
@@ -510,7 +520,8 @@ class SessionsAtOnce:
             replies = partial(self._reply, send=send_and_free, **callbacks)
             self._replying = threading.Thread(target=replies, name="vfl-replies", daemon=True)
             self._replying.start()
-        self._places.acquire()  # the next message waits at the SuperLink until a session may start
+        # the SuperLink keeps the next message until another session may start
+        self._places.acquire()
 
     def _reply(self, **callbacks: Any) -> None:
         while True:
@@ -521,11 +532,10 @@ class SessionsAtOnce:
 
 
 def _end_with_starter() -> None:
-    """End this process, as SIGTERM would, when the command that started its service has ended.
+    """When the command that started this service has ended, end this process as SIGTERM would.
 
-    If the command was killed, it could not end the service itself. Without this function, the
-    service would keep its ports, and its session would run at the same time as the session of the
-    next command.
+    A command that was killed could not end its service. Without this function, the service would
+    occupy its ports, and its session would run at the same time as the session of the next command.
     """
     if starter := os.environ.get(STARTER_VARIABLE):
         follow = partial(_follow, int(starter))
@@ -533,7 +543,7 @@ def _end_with_starter() -> None:
 
 
 def _follow(starter: int) -> None:
-    """Wait until the process `starter`, perhaps not the parent, ends; then end this process."""
+    """Wait until the process `starter` (not always the parent) ends; then end this process."""
     with suppress(ProcessLookupError):
         if sys.platform == "linux":  # os.kill finds an ended process until its parent waits for it
             ended = select.poll()
@@ -546,9 +556,9 @@ def _follow(starter: int) -> None:
 
 
 def _start_superexec(api: LocalApi, address: str) -> None:
-    """Start the program that fetches and runs a service's work; it ends with the service.
+    """Start SuperExec, which fetches and runs a service's work; SuperExec ends with the service.
 
-    The program may start before the service listens at this address.
+    SuperExec may start before the service listens at this address.
 
     The program runs in a separate process session, as in Flower, so that a terminal's Ctrl+C
     reaches only the service. Linux also shares a busy machine between process sessions: in the
@@ -576,7 +586,7 @@ def _start_superexec(api: LocalApi, address: str) -> None:
 
 
 def superexec() -> None:
-    """Run Flower's SuperExec, with the secret of its service, and with a standing worker.
+    """Run Flower's SuperExec with the secret of its service and with a standing worker.
 
     The worker is started first, because its imports take longest.
     """
@@ -599,7 +609,7 @@ def superexec() -> None:
 
 
 def _wait_for(api: LocalApi) -> None:
-    """Wait until a service listens at its local API, or has ended."""
+    """Wait until the service listens at its local API; stop waiting if the service has ended."""
     service = os.getppid()
     for _ in looks(_LISTENS_WITHIN_S):
         if api.listens or os.getppid() != service:
@@ -608,7 +618,7 @@ def _wait_for(api: LocalApi) -> None:
 
 @contextmanager
 def kept_worker(environment: Mapping[str, str], log: Path) -> Iterator[Callable[[], None]]:
-    """Run the standing worker of a service; it starts before the service and ends after it.
+    """Run the standing worker of a service; the worker starts before the service and ends after it.
 
     The worker's imports take longest, so it starts first, and a restarted service finds the worker
     ready.
@@ -618,12 +628,13 @@ def kept_worker(environment: Mapping[str, str], log: Path) -> Iterator[Callable[
         log: log file of the service, to which the worker's output is written too.
 
     Returns:
-        A function that restarts the worker if it has died; the caller has to call the function
-        regularly.
+        A function that restarts the worker if the worker has died; the caller has to call this
+        function regularly.
     """
     folder = Path(environment[LOCAL_API_VARIABLE])
     program = environment[WORKER_VARIABLE]
-    # Another command of this party keeps the worker already; this command will be refused.
+    # Another command of this party already runs the worker; `vfl up` will therefore refuse this
+    # command.
     if not program or SHARED_VARIABLE in os.environ or answers(folder):
         yield lambda: None
         return
@@ -641,13 +652,13 @@ def kept_worker(environment: Mapping[str, str], log: Path) -> Iterator[Callable[
 
 
 def shared_worker(arguments: Sequence[str]) -> int | None:
-    """Run a `vfl` command for several parties in a shared worker; see `run_among_parties`."""
+    """Run a `vfl` command in a worker that several parties share; see `run_among_parties`."""
     environment = {**os.environ, **QUIET, WORKER_VARIABLE: ""}
     return run_among_parties(WORKER_COMMAND, environment, arguments)
 
 
 def serverapp() -> None:
-    """Run Flower's ServerApp process, for a bundle that the label party accepts."""
+    """Run Flower's ServerApp process for an app bundle that the label party accepts."""
     with _printed_errors():
         runtime = upstream.SERVERAPP_RUN.load()
     runtime.flush_logs = partial(runtime.flush_logs, timeout=_LAST_LINES_S)
@@ -655,24 +666,24 @@ def serverapp() -> None:
 
 
 def clientapp() -> None:
-    """Run Flower's ClientApp process, for a bundle that the feature party accepts."""
+    """Run Flower's ClientApp process for an app bundle that the feature party accepts."""
     _run_bundle(upstream.CLIENTAPP_RUN, upstream.CLIENTAPP, "flwr_clientapp")
 
 
 def simulation() -> None:
-    """Run Flower's simulation process, for a bundle that its user accepts."""
+    """Run Flower's simulation process for an app bundle that the user accepts."""
     _run_bundle(upstream.SIMULATION, upstream.SIMULATION, "flwr_simulation")
 
 
 def refuse() -> None:
-    """Refuse to run: this replaces the other programs with which Flower runs code."""
+    """Refuse to run; vfl puts this function in place of other Flower programs that run app code."""
     program = Path(sys.argv[0]).name
     print(ConsentError(f"a party of vfl does not run {program}"), flush=True)
     sys.exit(ConsentError.exit_code)
 
 
 def _show_secret() -> None:
-    """Add our service's secret to requests to its local API, but to no other request."""
+    """Add the service's secret to requests to the service's local API, and to no other request."""
     client = upstream.HTTP_CLIENT.load().ProtobufClient
     api = LocalApi(Path(os.environ[LOCAL_API_VARIABLE]))
     make = client.__init__
@@ -691,7 +702,9 @@ def _carry_secret(client: Any, api: LocalApi) -> None:
 
 
 def control_client(state: Path) -> Any:
-    """Return a client of a SuperLink's Control API that sends the secret; the caller closes it.
+    """Return a client of a SuperLink's Control API that sends the service's secret.
+
+    The caller closes it.
 
     Args:
         state: folder in which Flower keeps its files at the label party.
@@ -705,7 +718,7 @@ def control_client(state: Path) -> Any:
 
 
 def _run_bundle(runtime: Internal, command: Internal, function: str) -> None:
-    """Run a program of Flower that unpacks a bundle; check each bundle before it is unpacked."""
+    """Run a Flower program that unpacks app bundles; check each bundle before it is unpacked."""
     _end_with_starter()
     with _printed_errors():
         module, program = runtime.load(), command.load()
@@ -736,7 +749,7 @@ def _accepted() -> Sequence[str]:
 
 @contextmanager
 def _printed_errors() -> Iterator[None]:
-    """Print an error that occurs before Flower's start in vfl's format, and end the program."""
+    """Print an error that occurs before Flower's start in vfl's error format; end the program."""
     try:
         yield
     except VFLError as problem:

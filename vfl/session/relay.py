@@ -1,9 +1,10 @@
-"""Messages between two parties without a direct stream, relayed by the label party.
+"""Messages between two parties without a direct network connection; the label party relays them.
 
-In a frame between such a pair of parties, `branch` is the number of the other party: its position
-among the parties with a stream, counted from 1. In a frame for the label party, `branch` is 0. The
-payload is encrypted and authenticated end to end, together with the frame's kind and step. The
-label party forwards the payload with the sender's number in `branch`.
+In a frame from one feature party to another, `branch` is the receiver's number: its position among
+the parties that have a stream to the label party, counted from 1. In a frame for the label party,
+`branch` is 0. The payload of a relayed frame is encrypted and authenticated end to end; the
+authentication covers the frame's kind and step. When the label party forwards a frame, it replaces
+the receiver's number in `branch` with the sender's number.
 """
 
 from __future__ import annotations
@@ -39,26 +40,28 @@ from vfl.transport.pairs import (
     opened_offer,
 )
 
-_BLOCK_BYTES = 1 << 20  # block size for the encryption of a file
+_BLOCK_BYTES = 1 << 20  # bytes that are encrypted at a time if the payload is a file
 
 
 class PairSeals(SealedPairs[Message, Message]):
     """Encrypts messages between feature parties, so that the relaying label party cannot read them.
 
-    Each party sends every other party an X25519 key (RFC 7748) for this session and the counter of
-    the sender's store. The sender's identity key signs both, and the receiver compares the counter
-    (`vfl.session.store.witness`). HKDF (RFC 5869) derives two keys for a pair of parties, one for
-    each direction, from the shared secret; the keys also depend on the session, the terms and both
-    parties' offers. AES-256-GCM encrypts and authenticates the messages, which are numbered.
+    At the start of a session, each party sends to every other party an offer: a new X25519 key (RFC
+    7748) and the counter of the sender's store. The sender's identity key signs the offer, and the
+    receiver checks that the counter has not decreased (`vfl.session.store.witness`). From the
+    shared secret of a pair of parties, HKDF (RFC 5869) derives two keys, one for each direction;
+    the keys also depend on the session, the terms and both offers. AES-256-GCM encrypts and
+    authenticates the messages of the pair, which are numbered.
 
     Args:
         party: the party's own configuration file, which names its identity key and the pinned keys
             of the other parties.
         terms: the agreed terms.
-        session: identifier of this attempt.
+        session: identifier of this attempt (one start) of the session.
         others: parties that receive sealed messages from this party; None means every other feature
             party.
-        standing: counter of the party's store; None in an alignment, because it spends no budget.
+        standing: counter of the party's store; None in an alignment, because an alignment spends no
+            privacy budget.
 
     Raises:
         MissingDataError, DataError: an identity key or a pinned key is missing, and the session
@@ -93,7 +96,10 @@ class PairSeals(SealedPairs[Message, Message]):
         return [Send(name, self._offer) for name in self.others]
 
     def seal(self, sent: Send) -> list[Send]:
-        """Seal a message for its link; return nothing until the receiver's offer has arrived."""
+        """Encrypt a message for its receiver.
+
+        Return an empty list until the receiver's offer arrived.
+        """
         if sent.to not in self.others:
             return [sent]
         if not self.has_keys(sent.to):
@@ -102,11 +108,13 @@ class PairSeals(SealedPairs[Message, Message]):
         return [Send(sent.to, self.sealed(sent.to, sent.payload))]
 
     def open(self, sender: str, payload: Message) -> tuple[Message | None, list[Send]]:
-        """Open a received message; return its content (None for an offer) and messages to send.
+        """Decrypt a received message.
+
+        The result is the content, None if the message was an offer, and the messages to send.
 
         Raises:
-            AuthenticationError: the offer is not signed, or the message is not sealed, by the party
-                that the frame names as sender.
+            AuthenticationError: the party that the frame names as sender has not signed the offer,
+                or has not encrypted the message.
         """
         if sender not in self.others:
             return payload, []
@@ -137,7 +145,7 @@ class PairSeals(SealedPairs[Message, Message]):
 
 
 class _Seal:
-    """AES-256-GCM under one key, for bytes or files; a file is never in memory as a whole."""
+    """Encryption of bytes or files with AES-256-GCM and one key; a file is read in blocks."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._whole = AES(key), AESGCM(key)
@@ -154,10 +162,12 @@ class _Seal:
         return found
 
     def decrypt(self, nonce: bytes, payload: Message, about: bytes | None) -> Message:
-        """Decrypt the content, and return it only after the tag over all content was verified.
+        """Decrypt a payload, and return its content.
+
+        The content is returned only after the tag over the whole payload was verified.
 
         Raises:
-            InvalidTag: the tag is wrong.
+            InvalidTag: the authentication tag is wrong.
         """
         if isinstance(payload, bytes):
             return self._whole.decrypt(nonce, payload, about)
@@ -181,24 +191,25 @@ def _not_of(sender: str) -> AuthenticationError:
 
 
 def about(frame: Frame) -> bytes:
-    """Return the associated data of a frame on a sealed link, equal at sender and receiver."""
+    """Return the associated data of an encrypted frame, which sender and receiver compute alike."""
     return f"{frame.kind.name} {frame.step}".encode()
 
 
 class SealedLinks:
-    """Divides a party's stream into a link to the label party and sealed links to other parties.
+    """Divides a party's stream into a link to the label party and encrypted links to other parties.
 
     Args:
         stream: stream to the label party.
-        seals: seals that protect messages from the relaying label party.
+        seals: object that encrypts and authenticates messages, so that the relaying label party
+            cannot read them.
         parties: all parties with a stream, in an order that all agree on.
         most: largest number of buffered frames of one sender.
-        bound: function that takes a frame and returns the associated data to which the frame's seal
-            is bound.
+        bound: function that takes a frame and returns the associated data that AES-GCM
+            authenticates with the frame.
 
     Attributes:
         direct: the link to the label party.
-        others: the sealed links, by party.
+        others: the encrypted links to other parties, by party.
     """
 
     def __init__(
@@ -218,10 +229,10 @@ class SealedLinks:
         }
 
     def agree(self, seals: PairSeals) -> None:
-        """Agree on keys with all other parties.
+        """Exchange offers with all other parties, and derive the keys of every pair.
 
         Args:
-            seals: the seals of these links.
+            seals: object that encrypts the messages on these links.
 
         Raises:
             AuthenticationError: an offer was not signed by the expected party.
@@ -251,13 +262,16 @@ class SealedLinks:
         return receive
 
     def _receive(self, number: int) -> Frame:
-        """Receive the next frame of the party with this number; buffer other parties' frames."""
+        """Receive the next frame from the party with this number; buffer all other frames."""
         while not self._waiting[number]:
             self._keep(self._stream.receive())
         return self._waiting[number].popleft()
 
     def receive_any(self) -> tuple[str | None, Frame]:
-        """Receive the next frame from any party, with the sender's name; None: the label party."""
+        """Receive the next frame from any party, with the sender's name.
+
+        The name is None for the label party.
+        """
         while True:
             for name in (None, *self._seals.others):
                 number = 0 if name is None else self._number(name)
@@ -267,7 +281,7 @@ class SealedLinks:
             self._keep(self._stream.receive())
 
     def came(self, name: str | None, poll: Callable[[], Frame | None]) -> bool:
-        """Read all frames that have arrived; return whether one of them is from this sender."""
+        """Buffer all frames that have arrived; return whether this sender sent one of them."""
         while (frame := poll()) is not None:
             self._keep(frame)
         return bool(self._waiting[0 if name is None else self._number(name)])
@@ -289,18 +303,18 @@ class _Pair:
         self.send, self.receive = send, receive
 
     def fail(self, error: VFLError) -> None:
-        """Report the error on the stream."""
+        """Do nothing, because the stream, which other links share, reports errors itself."""
 
     def close(self) -> None:
         """Do nothing, because the function that opened the stream closes it."""
 
 
 class PolledPair(_Pair):
-    """A sealed link, or the link to the label party, at a serving party; it never blocks.
+    """One link of a serving party, to another party or to the label party; polling it never blocks.
 
     Args:
         links: the party's links.
-        name: name of the party at the other end; None for the label party.
+        name: name of the party that the link leads to; None for the label party.
         stream: the stream that carries the links.
     """
 
@@ -321,10 +335,11 @@ class PolledPair(_Pair):
 
 
 class Askers:
-    """A feature party's links to several serving label parties; the last requester gets the answer.
+    """A feature party's links to several label parties of a service.
 
-    If there are n label parties, label party i numbers its requests i, i + n, i + 2 n and so on. No
-    two requests of a session share a step number, so no noise is drawn twice.
+    An answer goes to the label party that sent the last request. If there are n label parties,
+    label party i numbers its requests i, i + n, i + 2 n and so on. No two requests of a session
+    have the same step number, so noise derived from a step number is never drawn twice.
 
     Args:
         links: links of the feature party.
@@ -340,11 +355,11 @@ class Askers:
         self._asked.send(frame)
 
     def receive(self) -> Frame:
-        """Receive the next request, or DONE after all label parties have ended.
+        """Receive the next request of a label party, or DONE after all label parties have ended.
 
         Raises:
-            ProtocolError: a label party uses the step number of another label party, or sends a
-                request after DONE.
+            ProtocolError: a label party uses a step number that belongs to another label party, or
+                sends a request after DONE.
         """
         while True:
             name, frame = self._links.receive_any()
@@ -365,25 +380,26 @@ class Askers:
 class Switchboard:
     """The label party's streams to other parties; it relays frames between these parties.
 
-    Only one thread may use the object. While it waits for a frame to the label party, it relays
-    other frames.
+    Only one thread may use a switchboard. While it waits for a frame that is addressed to the label
+    party, it relays the frames that are addressed to other parties.
 
     Args:
         streams: streams by party, in the order on which all parties agree.
         receive_any: function that returns the next frame from any sender, and the sender's name.
-        pairs: function that returns whether two given parties may send each other messages.
+        pairs: function that takes the names of two parties and returns whether these parties may
+            send each other messages.
         most: largest number of buffered frames of one party.
 
     Attributes:
         links: links to the parties, by name.
         unanswered: for each party, the number of frames relayed to this party minus the number of
             frames that this party sent to other parties.
-        came: received frames that were not yet relayed or buffered, with their senders; see
-            `Carried`.
-        polled: whether streams are being polled at present, or polling ended because a stream
+        came: pairs (sender, frame) of received frames that the switchboard has neither relayed nor
+            buffered yet; see `Carried`.
+        polled: True while streams are being polled, and after polling has ended because a stream
             failed.
-        waits_for: the last receiver of a relayed frame; while serving, the party whose frame is
-            awaited.
+        waits_for: name of the party that received the last relayed frame; while serving, name of
+            the party that has to send the next frame.
     """
 
     def __init__(
@@ -436,18 +452,18 @@ class Switchboard:
 
 
 class Carried(_Pair):
-    """The label party's link to a party that it queries while serving; the link never blocks.
+    """The label party's link to a party that it queries during serving; polling it never blocks.
 
     Every poll reads all streams, because the switchboard also relays messages between other
     parties. Frames are relayed only while no stream is broken, because sending to a broken stream
     would block. Each feature party behind a middle party answers every frame of the middle party
-    with one frame, so the numbers of frames show which party is awaited.
+    with exactly one frame, so counting frames shows which party has not answered yet.
 
     Args:
         board: switchboard that relays the frames.
-        name: the queried party: the middle party, or a feature party.
+        name: name of the queried party: the middle party, or a feature party.
         streams: streams of all parties, the same as those of the switchboard.
-        behind: whether the queried party waits for other parties before it answers.
+        behind: whether the queried party must receive answers of other parties before it answers.
     """
 
     def __init__(
@@ -464,7 +480,7 @@ class Carried(_Pair):
 
     @property
     def patience_s(self) -> float:
-        """Longest silence of a party, in seconds."""
+        """Longest time without a message from a party, in seconds, before a query fails."""
         return max(stream.patience_s for stream in self._streams.values())
 
     def filenos(self) -> list[int]:
@@ -474,13 +490,14 @@ class Carried(_Pair):
     def poll(self) -> Frame | None:
         """Return the queried party's next frame, if it has arrived.
 
-        Frames for other parties are relayed first.
+        The method relays frames for other parties first.
         """
         board, came = self._board, self._board.came
         board.polled = True
         for name, stream in self._streams.items():
             board.waits_for = name
-            for _ in range(board.most):  # no party may have sent more unread frames
+            # a party may have at most this many unread frames in transit
+            for _ in range(board.most):
                 if (frame := stream.poll()) is None:
                     break
                 if len(came) >= board.most * len(self._streams):

@@ -1,9 +1,9 @@
-"""Secure modes by name; a mode defines what each party learns about the cuts.
+"""Secure modes by name; a mode defines what each party learns about cut-layer activations.
 
-A mode defines its promise and refusals, its roles, its messages, and both endpoints of an exchange.
-With ``secure = "none"``, a feature party sends its cut through a codec, and the label party sees
-the cut. The other modes are in `vfl.mpc.secure`, which is imported only if a session needs such a
-mode.
+A secure mode defines a promise about privacy, the settings that it refuses, the parties' roles, the
+messages, and both endpoints of an exchange. With ``secure = "none"``, a feature party sends its cut
+through a codec, and the label party sees the cut. The other secure modes are in `vfl.mpc.secure`,
+which vfl imports only if a session needs such a mode.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from vfl.session.store.witness import Standing
     from vfl.session.terms import PartyTerms, Terms
 
-#: Largest payload of each kind of frame: first to the label party, then from the label party.
+#: Largest payload in bytes for each kind of frame: the first dictionary for frames to the label
+#: party, the second for frames from the label party.
 Limits = tuple[dict[Kind, int], dict[Kind, int]]
 
 
-#: Settings that all parties know, and the settings of a party with columns; `SecureMode` reads them
-#: from an experiment or from terms.
+#: Settings that all parties know, and settings of one party that has columns; `SecureMode` reads
+#: both from an experiment or from agreed terms.
 Agreed: TypeAlias = "Experiment | Terms"
 AskedParty: TypeAlias = "PartySettings | PartyTerms"
 
@@ -67,22 +68,23 @@ class Revealed:
 
 
 SETUP, TRAIN, EVALUATE = "setup", "train", "evaluate"
-#: A phase, and the numbers of exchanges and rows that the session has completed in this phase.
+#: Name of a phase, number of exchanges and number of rows that the session has completed in this
+#: phase.
 Happened = tuple[str, int, int]
 
 
 class Layers(Protocol):
-    """First layers that a party secret-shares, and the memory and bytes that they need."""
+    """First layers that a party secret-shares, and their need of memory and network bytes."""
 
     @property
     def parameters(self) -> int:
-        """Return the number of weights in the shared layers."""
+        """Number of weights in the shared layers."""
 
     def memory_bytes(self, rows: int) -> int:
-        """Return the most memory that the party needs in an exchange of this many rows."""
+        """Return the peak memory in bytes that the party needs in an exchange of this many rows."""
 
     def wire_bytes(self, rows: int, trains: bool) -> int:
-        """Return the bytes that the party sends and receives in an exchange, headers included."""
+        """Return the bytes that the party sends and receives in one exchange, headers included."""
 
 
 class FeatureRound(Protocol):
@@ -100,9 +102,9 @@ class FeatureRound(Protocol):
 
     @property
     def layers(self) -> Layers | None:
-        """Layers that the party secret-shares, known after the start of an attempt.
+        """The layers that the party secret-shares; they are known after the start of an attempt.
 
-        This is None if the party has its own bottom.
+        The value is None if the party computes its bottom model without secret sharing.
         """
 
     @property
@@ -110,25 +112,28 @@ class FeatureRound(Protocol):
         """Number of cuts whose gradients have not been received yet."""
 
     def fit(self, inputs: Any) -> None:
-        """Give the training inputs to the party's defense once, before step 0."""
+        """Fit the party's defense to the training inputs; called once, before step 0."""
 
     def send_cut(self, inputs: Tensor, step: int, rows: np.ndarray | None = None) -> None:
-        """Begin a training exchange with rows of axes (rows, ...)."""
+        """Begin a training exchange: send the cut of inputs with the axes (rows, ...)."""
 
     def send_query(self, inputs: Tensor, step: int) -> None:
-        """Begin an exchange with rows to evaluate or predict."""
+        """Begin an exchange that evaluates or predicts: send the cut of these rows."""
 
     def answer(self, step: int) -> None:
-        """Answer the messages of other parties."""
+        """Answer messages of other parties that the exchange needs before its result."""
 
     def take_gradient(self) -> None:
         """Wait for the values that other parties return in this step, and update the weights."""
 
     def take_receipt(self, step: int) -> bytes:
-        """Wait until the label party has received the query; return the payload of its answer."""
+        """Wait until the label party has received the query.
+
+        The result is the payload of the label party's answer.
+        """
 
     def query_cut(self, inputs: Tensor) -> Tensor:
-        """Return the cut of some rows as a query would send it."""
+        """Return the cut that a query with these inputs would send."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state that the party stores for later predictions."""
@@ -137,10 +142,10 @@ class FeatureRound(Protocol):
         """Restore a state that `state_dict` returned."""
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state that resumes training exactly."""
+        """Return the state from which training resumes with exactly the same results."""
 
     def load_training_state(self, saved: Mapping[str, Any], batch: Any) -> None:
-        """Restore a state that `training_state` returned."""
+        """Restore a state of `training_state`; `batch` returns the rows of a given step."""
 
 
 class HelperRound(Protocol):
@@ -151,39 +156,45 @@ class HelperRound(Protocol):
 
     @property
     def layers(self) -> Mapping[str, Layers]:
-        """Layers that the third party serves, by party, known after the start of an attempt."""
+        """Shared layers with which the helper computes, by party.
+
+        They are known after the start of an attempt.
+        """
 
     def serve(self) -> bool:
-        """Serve the next requested exchange; return False when the session is over."""
+        """Serve the next exchange that a party requests; return False when the session is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """One party's inputs to a secret-shared network; a dealer has no rows.
+    """One party's inputs to a secret-shared network.
+
+    A dealer, which only supplies randomness, has no rows.
 
     Attributes:
-        secret: the party's own secret, from which initial weights are derived.
-        agreed: function that receives the layers by party before frames of these layers' sizes are
-            sent; it may raise an error to refuse them.
+        secret: the party's secret bytes, from which initial weights are derived.
+        agreed: function that is called with the layers of all parties before frames of these
+            layers' sizes are sent; it may raise an error to refuse these layers.
         split: split of the aligned rows; None at a dealer.
         inputs: inputs of all the party's aligned rows, axes (rows, ...); None without columns.
-        labels: labels of all rows as the model learns them, class codes or numbers; only at the
-            party that owns the labels.
-        weights: weight of each row, axes (rows,), at the party that owns the labels; None if all
-            weights are equal.
+        labels: labels of all rows as the model is trained on them, class codes or numbers; only at
+            the party that owns the labels.
+        weights: sample weight of each row, axes (rows,), at the party that owns the labels; None if
+            all weights are equal.
         classes: number of classes of the labels; 0 if the labels are numbers.
         top: spec of the top model, at the label party.
         device: device for large matrix products.
-        names: names of the classes, at the party that owns the labels.
+        names: names of the label's classes, at the party that owns the labels.
         columns: names of the inputs, if the inputs have names.
-        categories: number of categories of each column, 0 for an ordered column; only if the mode
-            reads raw cells.
-        spend: function that receives the number of exact statistics of the party's rows which the
-            party will disclose next; it may raise an error to refuse.
-        committed: last step that the party had committed when the attempt began.
-        held: at the label party, for each feature party the mask of aligned rows that it has, bool,
-            axes (aligned rows,); empty if every party has all rows. The cells of rows that a party
-            lacks are NaN.
+        categories: number of categories of each column, 0 for an ordered column; only if the secure
+            mode reads raw values of the table.
+        spend: function that is called with the number of exact statistics of its rows that the
+            party will disclose next; it may raise an error to refuse the disclosure.
+        committed: last training step that the party had committed to its checkpoint when the
+            attempt began.
+        held: at the label party, a mask for each feature party: which aligned rows this feature
+            party has, bool, axes (aligned rows,); empty if every party has all rows. The inputs of
+            rows that a party lacks are NaN.
     """
 
     secret: Secret
@@ -211,39 +222,47 @@ class OwnRows:
 
 @dataclass(slots=True)
 class ServedEnd:
-    """The label party's stream to another party; while serving, it can look at the next frame."""
+    """The label party's stream to another party.
+
+    During serving, the label party can look at the next frame without removing it.
+    """
 
     link: Link
 
 
 class WholeNetwork(Protocol):
-    """Interface of one party's part of a network without cuts.
+    """Interface of one party's part of a network in which no party sends a cut.
 
-    Such a network is secret-shared as a whole, or is a model of another kind than a split network.
+    Such a network is secret-shared as a whole, or is a model without cuts, for example boosted
+    trees.
 
     All parties call the same methods in the order of the schedule. The rows of an exchange are
-    numbered within their phase, so that a dealer, which has no rows, can follow.
+    numbered within each phase, so that a dealer, which has no rows, can follow the schedule.
     """
 
     party: str
 
     @property
     def split(self) -> Split:
-        """Row numbers of each phase; the numbers begin at 0 in every phase."""
+        """Row numbers of each phase.
+
+        The numbers begin at 0 in every phase (training, validation, test).
+        """
 
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
     ) -> None:
-        """Agree with the other parties, then share rows and targets.
+        """Agree with the other parties on the computation, then secret-share rows and targets.
 
         Args:
-            weights: weights that `weights` returned after the training; None trains new weights.
+            weights: weights that `weights` returned after an earlier training; None trains new
+                weights.
             state: state that `training_state` returned, from which the training continues; None
                 begins a new training.
         """
 
     def train(self, exchange: Exchange) -> Tensor | None:
-        """Train one step on the rows of an exchange.
+        """Train one step on an exchange's rows.
 
         The result is the outputs of these rows, if the label party learns them.
         """
@@ -252,15 +271,14 @@ class WholeNetwork(Protocol):
         """At the label party, return outputs of an exchange's rows, axes (rows, outputs)."""
 
     def reveals(self, exchange: Exchange) -> bool:
-        """Return whether the exchange discloses values that a training may disclose only once.
+        """Return whether the exchange discloses values that one training may disclose only once.
 
-        All parties save a checkpoint before such an exchange; all of them commit this checkpoint in
-        `everybody_saved`.
+        Before such an exchange, all parties save a checkpoint and commit it in `everybody_saved`.
         """
         return False
 
     def everybody_saved(self, commit: Callable[[], None]) -> None:
-        """If an exchange `reveals` values, wait before it until all parties saved; then commit."""
+        """Before an exchange that `reveals` values, wait until all parties saved; then commit."""
         raise AssertionError("this network reveals nothing that must not be revealed twice")
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
@@ -276,19 +294,22 @@ class WholeNetwork(Protocol):
         raise AssertionError("the label party receives no verdict")
 
     def end(self, report: Frame) -> list[Frame]:
-        """Send this party's report, or at the label party receive and return all reports."""
+        """Send this party's report.
+
+        The label party also receives and returns the other parties' reports.
+        """
 
     def weights(self) -> dict[str, Tensor]:
-        """Return this party's shares of the weights; empty if it has no share."""
+        """Return this party's shares of the weights; empty if the party has no shares."""
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Continue from the shares that `weights` returned."""
+        """Continue training from the shares that `weights` returned."""
 
     def training_state(self) -> dict[str, Any]:
         """Return this party's state, from which a resumed training continues."""
 
     def revealed(self) -> list[Revealed]:
-        """Return the kinds and sizes of values that this party has learned so far."""
+        """Return the kinds and the numbers of values that this party has learned so far."""
 
     def traffic(self) -> list[dict[str, Any]]:
         """Return the bytes that this party has sent, by receiver and phase.
@@ -298,14 +319,14 @@ class WholeNetwork(Protocol):
         return []
 
     def importance(self) -> dict[str, Any] | None:
-        """At the label party, return the importance of parties and columns in an evaluation.
+        """At the label party, return how much each party and column contributed in an evaluation.
 
         The result is None if the importance is undefined.
         """
         return None
 
     def column_values(self) -> np.ndarray | None:
-        """Return the contribution of each of the party's columns, if the session explains columns.
+        """Return the Shapley values of this party's columns, if the session explains columns.
 
         Otherwise the result is None.
 
@@ -316,24 +337,27 @@ class WholeNetwork(Protocol):
 
     @property
     def remark_bytes(self) -> int:
-        """Return the largest size of one remark as JSON, in bytes."""
+        """Return the largest size in bytes, as JSON, of a remark (additional results of a row)."""
         return 0
 
     def remarks(self) -> Sequence[Mapping[str, Any]]:
         """At the label party, return the model's remarks on the rows that were answered last.
 
-        There is one remark for each row, all with the same names; the result is empty if the model
-        returns only outputs.
+        A remark contains additional results for one row. There is one remark for each row, all with
+        the same names; the result is empty if the model returns only outputs.
         """
         return ()
 
     def figures(self) -> dict[str, Any]:
-        """Return additional metrics of the trained model by name, for a run card or the summary."""
+        """Return additional metrics of the trained model, by name.
+
+        The run card or the summary shows them.
+        """
         return {}
 
 
 class AnsweringNetwork(Protocol):
-    """Interface of a whole network at a feature party that answers requests; see `serves_rows`."""
+    """Interface of a whole network at a feature party of a service; see `serves_rows`."""
 
     link: Link
 
@@ -342,7 +366,7 @@ class AnsweringNetwork(Protocol):
 
 
 class AskingNetwork(Protocol):
-    """Interface of a whole network at the label party that answers requests; see `serves_rows`."""
+    """Interface of a whole network at the label party of a service; see `serves_rows`."""
 
     @property
     def ends(self) -> Mapping[str, ServedEnd]: ...
@@ -350,11 +374,12 @@ class AskingNetwork(Protocol):
     def answered(
         self, exchange: Exchange, inputs: Tensor | None, without: Collection[str] = ()
     ) -> Tensor:
-        """Return outputs of rows for which other parties were queried; see `WholeNetwork.outputs`.
+        """Return outputs of rows after the other parties were queried; see `WholeNetwork.outputs`.
 
         Args:
             exchange: the queried rows.
-            inputs: the label party's own inputs of these rows; None reads them from its table.
+            inputs: the label party's inputs of these rows; if None, the method reads the inputs
+                from the label party's table.
             without: names of absent parties, which were not queried; see
                 `SecureMode.answers_without`.
         """
@@ -370,7 +395,7 @@ class AskingNetwork(Protocol):
 
 
 class SharedLink(Link, Protocol):
-    """A link between two threads of a process that can report an error."""
+    """A link between two threads of a process; a thread can report its error to the other."""
 
     def fail(self, error: VFLError) -> None:
         """Report this thread's error to the other thread, then close the link."""
@@ -401,37 +426,38 @@ class LocalStreams(Protocol):
 
 
 class SecureMode:
-    """Defines how the label party receives the cuts.
+    """Defines how the label party receives the cuts (cut-layer activations) of feature parties.
 
     In the base class, which is the mode "none", the label party receives each cut separately.
 
-    A subclass overrides the methods that differ. Subclasses import no module of a party, and
-    receive a party's objects as arguments: links, secrets, the bottom, the label party's endpoints.
+    A subclass overrides the methods whose behaviour differs. Subclasses import no module that runs
+    a party; they receive the objects of a party as arguments: links, secrets, the bottom model, the
+    label party's endpoints.
 
     Attributes:
         needs_keys: whether the parties agree on keys before the first exchange.
-        reveals_model: whether every party with columns has the whole model at the end of the
+        reveals_model: whether every party with columns has the complete model at the end of the
             training.
-        shares_weights: whether feature parties secret-share first layers, so that no party has its
-            own bottom or a whole cut.
+        shares_weights: whether feature parties secret-share their first layers, so that no party
+            has a bottom model or sees a whole cut.
         whole_network: whether all layers including the top are secret-shared, so that no party has
             a whole layer; the networks of `outer_network` and `middle_network` then replace both
             endpoints.
-        reads_cells: whether a whole network reads raw cells, labels in their own units, and row
-            weights; otherwise cells and labels are standardised, and all weights are equal. Each
-            party has to name a mode that reads cells in `consent.models`.
+        reads_cells: whether a whole network reads raw table values, labels in their original units,
+            and row weights; otherwise table values and labels are standardised, and all row weights
+            are equal. Each party has to list such a secure mode in `consent.models`.
         whole_epochs: whether each training exchange contains all training rows.
         serves_rows: whether a whole network can also answer queries of single rows.
         answers_without: whether a service with a whole network can answer while a feature party is
-            absent, if the label party allows it.
-        explains_columns: whether a whole network computes the contribution of each column, for the
-            column's owner.
-        helps_to_train: whether a third party takes part only in trainings.
-        keeps: names of the parts of the model that a feature party and the label party store, for
-            cards and pages; None means a bottom and the top.
-        exports: maps a format of `vfl export` to the path of a function that writes this format in
-            place of a bottom or a top; the function's arguments are the run's folder, the party's
-            folder in it, and the target folder.
+            absent, if the label party allows such answers.
+        explains_columns: whether a whole network computes how much each column contributes, for the
+            party that owns the column.
+        helps_to_train: whether the third party takes part in trainings only, and not in serving.
+        keeps: names of the model's parts that a feature party and the label party store, as cards
+            and pages print them; None means a bottom model and the top model.
+        exports: maps a format of `vfl export` to the import path of a function that writes this
+            format, for models without bottom and top; the function's arguments are the run's
+            folder, the party's folder in it, and the target folder.
     """
 
     needs_keys: bool = False
@@ -462,14 +488,14 @@ class SecureMode:
         return None
 
     def ring(self, parties: int) -> object | None:
-        """Return the ring in which the cuts of so many feature parties are summed.
+        """Return the ring in which the cuts of this many feature parties are summed.
 
-        The result is None if no ring is used.
+        The result is None if the mode sums no cuts in a ring.
         """
         return None
 
     def refuse(self, agreed: Agreed) -> None:
-        """Refuse every setting that would disclose values that the mode has to hide.
+        """Refuse every setting that would disclose values that the secure mode has to hide.
 
         Raises:
             ExposedCutError: with these settings, the mode would hide nothing; the error states the
@@ -489,7 +515,7 @@ class SecureMode:
         return f"{' and '.join(takers)} {'sees' if len(takers) == 1 else 'see'} every cut"
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
-        """Yield the values that each party learned in past exchanges, as kinds and counts.
+        """Yield the values that each party learned in completed exchanges, by kind, as counts.
 
         Masked numbers are left out, because they disclose nothing unless parties collude.
         """
@@ -517,7 +543,8 @@ class SecureMode:
     def window_frames(self, train: TrainSettings) -> int:
         """Return the largest number of unread frames in transit in one direction of a stream.
 
-        The limit counts the frames in flight, a query after them, and one message of the handshake.
+        The result counts the training frames in flight, one query after them, and one message of
+        the handshake.
         """
         return train.in_flight + 3
 
@@ -528,14 +555,18 @@ class SecureMode:
         rows: Mapping[Kind, int],
         layers: Mapping[str, Layers] | None,
     ) -> Limits:
-        """Return the largest payloads from a party to the label party, and in the other direction.
+        """Return the largest payload of each kind of frame, in bytes.
+
+        The first dictionary is for frames from the party to the label party, the second for the
+        other direction.
 
         Args:
             terms: the agreed terms.
             party: name of the other party.
-            rows: number of rows of the largest exchange, by the kind of the exchange's first
+            rows: number of rows in the largest exchange; keys are the kinds of an exchange's first
                 message.
-            layers: layers that each party shares, if they are known already; see `frame_limits`.
+            layers: layers that each party secret-shares, if they are known already; see
+                `frame_limits`.
         """
         codec, width = compression.make(terms.codec), terms.parties[party].width
         wire_width = codec.wire_width(width)
@@ -545,18 +576,18 @@ class SecureMode:
     def layers(self, columns: Mapping[str, int], width: int, label_party: str) -> Mapping[str, Any]:
         """Return the layers that each feature party secret-shares.
 
-        The result is empty if each party has its own bottom.
+        The result is empty if every party keeps its bottom model unshared.
 
         Args:
-            columns: number of columns of every party's layer, plus one for the offset; parties are
-                in merge order.
+            columns: number of inputs of every party's layer, plus one for the bias; parties are in
+                merge order.
             width: width of the layers' outputs.
             label_party: name of the label party.
         """
         return {}
 
     def helper_bytes(self, layers: Sequence[Any], rows: int, trains: bool) -> int:
-        """Return the bytes of a third party's messages in an exchange, headers included."""
+        """Return how many bytes a third party sends and receives in an exchange, with headers."""
         return 0
 
     # Objects at the two endpoints of an exchange.
@@ -576,8 +607,8 @@ class SecureMode:
 
         Args:
             party: name of the party.
-            bottom: the bottom that the party would train in the mode "none".
-            columns: number of the party's inputs: the product of the axes of a row.
+            bottom: bottom model that the party would train in the secure mode "none".
+            columns: number of the party's inputs per row: the product of the axes of a row.
             terms: the agreed terms.
             own: private state of the party.
             link: stream to the label party.
@@ -592,7 +623,7 @@ class SecureMode:
         ledger: Ledger,
         stopping: EarlyStopping,
     ) -> CutAggregator:
-        """Make the object that receives cuts, and messages before the cuts, at the label party."""
+        """Make the label party's object that receives cuts, and the messages before the cuts."""
         return CutAggregator(ends, ledger, stopping)
 
     def helper_round(self, terms: Terms, link: Link) -> HelperRound:
@@ -609,7 +640,7 @@ class SecureMode:
         Args:
             party: name of the party.
             terms: the agreed terms.
-            keys: the party's key agreement, which `own_keys` made.
+            keys: the party's object for key agreement, which `own_keys` made.
             stream: stream to the label party.
             rows: the party's own rows.
         """
@@ -643,20 +674,29 @@ class SecureMode:
     def own_keys(
         self, party: PartyFile, terms: Terms, session: str, attempt: int, standing: Standing
     ) -> Any:
-        """Make a party's key agreement for one attempt, from its own file and its store."""
+        """Make the object that agrees on one attempt's keys, from a party's file and its store."""
         raise AssertionError("this mode needs no keys")
 
     def simulated_keys(
         self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
     ) -> Mapping[str, Any]:
-        """Make key agreements for all parties in one process; these keys protect no party."""
+        """Make such objects for all parties of a simulation in one process.
+
+        Their keys protect no party.
+        """
         raise AssertionError("this mode needs no keys")
 
     def offer(self, end: FeatureRound | HelperRound, keys: Any) -> None:
-        """Send this party's offer; all parties call `offer` before any party calls `accept`."""
+        """Send this party's offer of a key.
+
+        All parties call `offer` before any party calls `accept`.
+        """
 
     def accept(self, end: FeatureRound | HelperRound, keys: Any, terms: Terms) -> None:
-        """Wait for the offers of all parties; then use the keys derived from these offers."""
+        """Wait for the key offers of all parties.
+
+        Then use the keys that are derived from these offers.
+        """
 
 
 SECURE: Registry[SecureMode] = Registry(
@@ -674,7 +714,7 @@ SECURE: Registry[SecureMode] = Registry(
 
 
 def make(spec: str) -> SecureMode:
-    """Make the secure mode that is named in a spec.
+    """Make the secure mode that a spec names.
 
     Raises:
         SpecError: the name or an option is unknown; the error suggests the nearest known name.
@@ -692,7 +732,7 @@ def shares_weights(agreed: Agreed) -> bool:
 
 
 def third_party(agreed: Agreed) -> str | None:
-    """Return the third party that is a dealer; None if there is no dealer.
+    """Return the name of the dealer, a third party without columns; None if there is no dealer.
 
     Raises:
         SpecError: the mode cannot be built.
@@ -719,7 +759,7 @@ def promise(agreed: Agreed) -> str:
 
 
 def shared_bottom_error(party: str) -> ExposedCutError:
-    """Make the error for a request for a bottom or a cut that no party has in this mode."""
+    """Make the error for a request for a bottom model or a cut, which no party has in this mode."""
     return ExposedCutError(
         "no party has a bottom or a cut in this secure mode",
         got=f"bottom or cut of party '{party}'",
@@ -728,7 +768,7 @@ def shared_bottom_error(party: str) -> ExposedCutError:
 
 
 def require_honest(party: str, own: Own, bottom: object) -> None:
-    """Refuse settings that need a bottom or a cut, because no party has these in this mode.
+    """Refuse settings that need a bottom model or a cut, if no party has one in this secure mode.
 
     Raises:
         ExposedCutError: the party has its own bottom model, or an adversary.

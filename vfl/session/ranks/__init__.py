@@ -1,4 +1,4 @@
-"""Several processes (ranks) of one party: their collective operations, start and connections.
+"""Several processes (ranks) of one party: how they start, connect and exchange tensors.
 
 `group` divides a batch's rows among the ranks and sums their gradients; `processes` starts ranks on
 this machine; `machines` lets ranks on other machines join.

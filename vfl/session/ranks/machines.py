@@ -1,19 +1,21 @@
 """Ranks of one party on several machines: their authentication and their messages.
 
-While a session in several ranks runs, rank 0 listens at an address of the party's own network, and
-the commands of the other ranks connect to it. Each of these ranks has one TLS 1.3 stream for its
-order, its answers, and all its gradients. Torch's process groups are not used here: gloo, as
-PyTorch ships it, neither encrypts nor authenticates peers, and torch's store accepts any client.
+While a session in several ranks runs, rank 0 listens at an address of the party's internal network,
+and the commands that run the other ranks connect to this address. Each of these other ranks has one
+TLS 1.3 stream, which carries rank 0's orders to the rank, the rank's answers, and all gradients.
+Torch's process groups are not used here: gloo, as PyTorch ships it, neither encrypts nor
+authenticates peers, and torch's store accepts any client.
 
-Every machine of the party has the same 32 secret bytes, which are the ranks' key. From this key,
-HKDF (RFC 5869) derives a token for each rank. HKDF also derives the private key of a certificate
-authority, which signs a new certificate of rank 0 for each session. A rank sends its token only to
-a server with such a certificate. Rank 0 trusts no message before the token; until a connection has
-sent its token, the limits of `vfl.transport.hub` for strangers apply.
+Every machine of the party stores the same 32 secret bytes, which are called the ranks' key. From
+this key, HKDF (RFC 5869) derives a token for each rank. HKDF also derives the private key of a
+certificate authority, which signs a new certificate of rank 0 for each session. A rank sends its
+token only to a server with such a certificate. Rank 0 trusts no message before the token; until a
+connection has sent its token, the limits for unauthenticated connections in `vfl.transport.hub`
+apply.
 
 The ranks form a star: rank 0 adds up the received values in the order of the ranks, and sends the
-sum back. Between two machines, a ring all-reduce would transfer as many bytes; with more machines,
-all traffic passes through rank 0's network.
+sum back. Between two machines, a ring all-reduce would transfer as many bytes as this method; with
+more machines, all traffic passes through rank 0's network connection.
 """
 
 from __future__ import annotations
@@ -56,12 +58,12 @@ from vfl.transport.pairs import derived
 
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _CERTIFICATE_DAYS = 30
-#: Longest interruption of a stream, in seconds; a longer interruption ends the rank. The time is
-#: shorter than the time that other parties wait for this party.
+#: Longest interruption of a rank's stream, in seconds; after a longer interruption, the rank ends.
+#: This limit is shorter than the time that other parties wait for this party.
 _REJOIN_S = 1.0
 _RETRY_S = 1.0
-#: Time limit for a rank to connect; a missing rank is reported before another party's rank gives up
-#: waiting after `join_timeout_s`.
+#: Seconds within which a rank has to connect; rank 0 reports a missing rank before the ranks of
+#: another party stop waiting after `join_timeout_s`.
 _ARRIVAL_S = 40.0
 _DIGESTED_ROWS = 4096
 
@@ -72,7 +74,7 @@ class RanksKey:
 
     Attributes:
         party: name of the party that owns the machines.
-        secret: the 32 bytes that every machine of the party has.
+        secret: the 32 secret bytes that every machine of the party stores.
     """
 
     party: str
@@ -86,7 +88,9 @@ class RanksKey:
             MissingDataError, DataError: the file is missing, or other users may read it.
         """
         path = party.beside(party.node.ranks_key)
-        fix = f"openssl rand -hex 32 > {path}; chmod 600 {path}; the same file at every machine"
+        fix = (
+            f"openssl rand -hex 32 > {path}; chmod 600 {path}; copy the same file to every machine"
+        )
         try:
             text = path.read_text(errors="replace").strip()
             open_to_others = path.stat().st_mode & 0o077
@@ -100,7 +104,7 @@ class RanksKey:
             )
         if not _KEY.fullmatch(text):
             raise DataError(
-                "this file contains no key of ranks",
+                "this file contains no ranks' key",
                 where=str(path),
                 want="32 random bytes as 64 hexadecimal digits",
                 fix=fix,
@@ -109,16 +113,16 @@ class RanksKey:
 
     @property
     def authority(self) -> Authority:
-        """Return the certificate authority of the ranks; every call returns an equivalent one."""
+        """Return the certificate authority of the ranks; all calls return one with the same key."""
         name = f"vfl ranks of {self.party}"
         return Authority.of_secret(self._derived("authority", 48), name, _CERTIFICATE_DAYS)
 
     def certificate(self, host: str) -> ServerCertificate:
-        """Make a new certificate of rank 0."""
+        """Make a new TLS certificate of rank 0 for a host name."""
         return self.authority.issue_for([host], _CERTIFICATE_DAYS)
 
     def token(self, rank: int) -> str:
-        """Return the token of a rank."""
+        """Return the secret token with which a rank authenticates itself to rank 0."""
         return self._derived(f"token of rank {rank}", 32).hex()
 
     def _derived(self, purpose: str, size: int) -> bytes:
@@ -131,7 +135,8 @@ class StreamGroup:
     Args:
         rank: number of this rank.
         size: number of ranks.
-        take: function that takes a rank's number and returns the next frame of that rank.
+        take: function that takes a rank's number and returns the next frame received from that
+            rank.
         give: function that takes a rank's number and sends a frame to that rank.
     """
 
@@ -147,7 +152,7 @@ class StreamGroup:
         self._others = range(1, size) if self._leads else range(1)
 
     def add_up(self, values: Tensor) -> None:
-        """See `Group`; rank 0 adds the values in the order of the ranks."""
+        """See `Group.add_up`; rank 0 adds the ranks' values in the order of the ranks."""
         if self._leads:
             for rank in self._others:
                 values += self._take(rank, values)
@@ -186,7 +191,7 @@ class StreamGroup:
         frame = self._take_frame(rank)
         if (frame.kind, frame.step, len(frame.payload)) != (Kind.GRAD, self._count, like.nbytes):
             raise ProtocolError(
-                "two ranks run different operations",
+                "two ranks run different collective operations",
                 where=f"rank {rank}",
                 got=f"{frame.kind.name} {frame.step} of {len(frame.payload)} bytes",
                 want=f"{Kind.GRAD.name} {self._count} of {like.nbytes} bytes",
@@ -196,7 +201,7 @@ class StreamGroup:
 
 
 class _RankLink(WatchedLink):
-    """Rank 0's link to another rank; any error of the link becomes the error for this lost rank."""
+    """Rank 0's link to another rank; any error becomes a `LostRankError` that names the rank."""
 
     def __init__(self, party: str, rank: int, link: PolledLink, check: Callable[[], None]) -> None:
         super().__init__(link, _name(rank), check)
@@ -227,15 +232,16 @@ class _RankLink(WatchedLink):
 class RankMachines(FurtherRanks):
     """The additional ranks of a party on other machines, as rank 0 sees them.
 
-    An object listens for ranks while it exists, and otherwise behaves like `RankProcesses`.
+    An object of this class listens for connections of ranks while it exists, and otherwise behaves
+    like `RankProcesses`.
 
     Args:
         party: the party's own configuration file.
         size: number of ranks, this process included.
-        patience_s: seconds that a rank may take to connect and to answer.
+        patience_s: most seconds that a rank may take to connect, and to answer an order.
 
     Raises:
-        UserError: no process can listen at the address.
+        UserError: this process cannot listen at the party's address for ranks.
         MissingDataError, DataError: the ranks' key cannot be read.
     """
 
@@ -266,7 +272,7 @@ class RankMachines(FurtherRanks):
         """See `FurtherRanks`.
 
         Raises:
-            LostRankError: the rank did not connect.
+            LostRankError: the rank did not connect in time.
             DisagreementError: the rank runs another version of vfl.
         """
         wait_s = min(self._patience_s, _ARRIVAL_S)
@@ -296,9 +302,9 @@ class RankMachines(FurtherRanks):
             # If the rank has failed, its message is an error report, and `receive` raises it.
             if self.receive(rank).get("rows") != own:
                 raise DisagreementError(
-                    f"rank {rank} of party '{self.party}' has other rows or values than rank 0",
+                    f"rank {rank} of party '{self.party}' has different rows or values from rank 0",
                     want="the same table at every machine of the party",
-                    fix="copy [data] source to that machine again",
+                    fix="copy the file of [data] source to that machine again",
                 )
         return Ranks(self.party, 0, self.size, StreamGroup(0, self.size, self._take, self._give))
 
@@ -313,7 +319,7 @@ class RankMachines(FurtherRanks):
     def _end(self, error: BaseException | None) -> None:
         if error is None:
             for link in self._links.values():
-                with suppress(VFLError):  # this rank has done its part
+                with suppress(VFLError):  # this rank has completed its work
                     link.send(Frame(Kind.DONE))
         elif isinstance(error, Exception):
             known = error if isinstance(error, VFLError) else unexpected(error, self.party)
@@ -332,13 +338,13 @@ class RankMachines(FurtherRanks):
 
 
 def further_ranks(party: PartyFile, size: int, patience_s: float, device: str) -> FurtherRanks:
-    """Make the object through which rank 0 uses the other ranks of a party.
+    """Make the object with which rank 0 starts and reaches the other ranks of a party.
 
     Args:
         party: the party's own configuration file, which states whether the ranks are on other
             machines.
         size: number of ranks, this process included.
-        patience_s: seconds that a rank may take to connect and to answer.
+        patience_s: most seconds that a rank may take to connect, and to answer an order.
         device: device of rank 0's models.
 
     Raises:
@@ -351,7 +357,7 @@ def further_ranks(party: PartyFile, size: int, patience_s: float, device: str) -
 
 @contextmanager
 def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[Order]:
-    """Receive the next order of this rank on another machine; report errors of the block to rank 0.
+    """Receive this rank's next order from rank 0; report errors of the block to rank 0.
 
     Args:
         party_file: the party's own configuration file on this machine.
@@ -359,7 +365,7 @@ def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[
         say: function that receives a message when the rank is ready.
 
     Raises:
-        AuthenticationError: the listening process has another key, or a process with this rank's
+        AuthenticationError: rank 0 has a different ranks' key, or another process with this rank's
             number is already connected.
         LostRankError: rank 0 has ended.
     """
@@ -390,12 +396,13 @@ def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[
         size, link.patience_s = int(content["group"]["size"]), content["group"]["patience_s"]
         say(f"rank {rank} of party {party.party} begins")
         yield Order(content, rank, 0, party_file, reply, join_group)
-        if (last := take(0)).kind is not Kind.DONE:  # until then no other process may take the rank
+        # until the context ends, no other process may connect as this rank
+        if (last := take(0)).kind is not Kind.DONE:
             raise ProtocolError("an unexpected message", got=last.kind.name, want=Kind.DONE.name)
 
 
 def digest_of_rows(data: PartyData) -> str:
-    """Return the SHA-256 of a party's rows; only ranks of one party compare it."""
+    """Return the SHA-256 of a party's rows; only ranks of one party compare this digest."""
     digest = hashlib.sha256(data.ids_digest)
     for values in (data.inputs, data.labels, data.row_weights):
         if values is not None:
@@ -407,7 +414,7 @@ def digest_of_rows(data: PartyData) -> str:
 
 
 def _reached(party: PartyFile, rank: int) -> TcpLink:
-    """Open a stream to rank 0, after rank 0 has begun to listen."""
+    """Open a stream to rank 0; wait until rank 0 listens."""
     if party.ranks_address is None:
         raise ConfigError(
             "this party has no ranks on other machines",
@@ -422,7 +429,7 @@ def _reached(party: PartyFile, rank: int) -> TcpLink:
         try:
             return TcpLink.connect(host, port, hello, key.authority.ca_pem, waits, peer="rank 0")
         except LostPeerError:
-            time.sleep(_RETRY_S)  # no session with several ranks is running
+            time.sleep(_RETRY_S)  # rank 0 does not listen while no session with several ranks runs
         except AuthenticationError as refusal:
             raise AuthenticationError(
                 f"rank 0 of party '{party.party}' does not accept this rank",
