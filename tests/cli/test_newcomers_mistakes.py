@@ -155,7 +155,7 @@ def test_an_attack_on_a_federations_run(refused, tmp_path, attack):
     folder = RunFolder.create(tmp_path / "run", experiment, "federated", "vfl train project")
     folder.finish({"run": "run", "weights_sha256": "0" * 64}, Ledger())
     done = refused("attack", "run", "--attack", attack)
-    assert "in a federation they stay with their party" in done.err
+    assert "in a federation, each party keeps its files" in done.err
     assert "whose [parties] have a source each" in done.err
 
 

@@ -106,7 +106,7 @@ def test_a_run_that_failed_ends_as_its_command_did(run, status):
 def test_a_training_whose_settings_were_refused_is_not_resumed_with_them(run, status, epochs):
     for epoch in range(epochs):
         run.epoch({"epoch": epoch, "bytes_up": 1, "bytes_down": 1})
-    run.fail(DisagreementError("a training starts from a run with another network"))
+    run.fail(DisagreementError("a training starts from a run that has a different network"))
     resume = f" --resume {run.path}" if epochs else ""
     assert status(run.path)[1]["then"] == [f"vfl train x.toml{resume}"]
 

@@ -92,7 +92,7 @@ def test_a_party_enters_and_one_leaves_a_running_federation(federation, vfl, tmp
     federation.done("predict", second)
     warm = federation.ask("train", project, "--from", first)
     assert warm.wait() != 0
-    assert "starts from a run with another network" in warm.said()
+    assert "starts from a run that has a different network" in warm.said()
 
     vfl("party", "remove", "shop", project)
     shop = federation.nodes.pop("shop")

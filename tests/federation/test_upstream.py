@@ -82,6 +82,6 @@ def test_this_flower_sends_these_headers_and_has_this_tolerance():
     ids=["module", "name", "attribute"],
 )
 def test_a_flower_without_a_name_is_refused(internal, got):
-    with pytest.raises(ConfigError, match="not one vfl can guard") as refused:
+    with pytest.raises(ConfigError, match="cannot put its guards around this version") as refused:
         internal.load()
     assert (refused.value.where, refused.value.got) == (internal.module, got)

@@ -138,7 +138,7 @@ def test_a_party_that_was_away_is_told_again_with_a_new_token(data, attach, answ
 
     flower = Flower(at_node)
     said = join(flower, data)
-    assert f"party bank is absent ({why}); it is invited again when it is back" in said
+    assert f"party bank is absent ({why}); it is invited again when its SuperNode is back" in said
     first, second = flower.told
     assert first.session == second.session
     assert first.token != second.token

@@ -72,7 +72,7 @@ def test_a_party_without_a_node(join, names, missing, got):
     error = join(*names)
     assert error.what == f"no SuperNode of {missing} after 0.02 s"
     assert error.where == "the SuperLink at lender.example:8000"
-    assert (error.got, error.want) == (got, "one for each of bank, shop")
+    assert (error.got, error.want) == (got, "a SuperNode for each of bank, shop")
     assert "vfl doctor" in error.fix
 
 

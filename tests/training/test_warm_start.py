@@ -104,7 +104,7 @@ def test_an_owner_allows_the_runs_that_its_weights_may_go_on_from(played):
     [
         ({"parties": {name: {"width": 5} for name in PARTIES}}, "another network"),
         ({"codec": "topk:k=2"}, "another network"),
-        ({"label": {"party": "lender", "top": "mlp:hidden=9"}}, "another label or top"),
+        ({"label": {"party": "lender", "top": "mlp:hidden=9"}}, "different label or top"),
     ],
 )
 def test_another_network_does_not_go_on(played, changes, what):

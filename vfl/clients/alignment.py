@@ -20,24 +20,25 @@ from vfl.session.terms import AlignTerms
 def take_part_in_alignment(
     message: SessionMessage, terms: AlignTerms, party: PartyFile, say: Callable[[str], None]
 ) -> PartyReport:
-    """Run a feature party: check its consent, answer every frame, store the row positions.
+    """Run a feature party's alignment: check consent, answer frames, store row positions.
 
     Args:
         message: session message that Flower delivered.
-        terms: terms that the message contains.
+        terms: terms of the alignment that the message contains.
         party: the party's own file.
-        say: function that writes a line to the party's own log, the only place where these counts
-            appear.
+        say: function that writes a line to the party's log; the counts of rows appear in no other
+            place.
 
     Raises:
-        ConsentError: the session exceeds what the party's file allows; if this is about common ids,
-            the error has no count.
+        ConsentError: the session exceeds what the party's file allows; if the reason is the number
+            of common ids, the error does not contain this number.
         VFLError: any other error that ended the session; the label party has received it.
     """
     began, name = time.perf_counter(), party.party
     if name not in terms.feature_parties or party.data is None:
         raise DisagreementError(
-            f"party '{name}' has no ids for this session", want=", ".join(terms.feature_parties)
+            f"party '{name}' has no id column for this session",
+            want=", ".join(terms.feature_parties),
         )
     check_alignment(terms, name, party.consent)
     own = OwnAlignment(party, terms)

@@ -1,4 +1,4 @@
-"""A party in one session: checks the terms, connects, computes, stores and reports."""
+"""A party other than the label party in one session: checks, connection, computation, storage."""
 
 from __future__ import annotations
 
@@ -78,28 +78,29 @@ from vfl.session.trace import Recorder, own_recorders, recording
 from vfl.transport import LinkLimits, Observed, ObservedPoll, TcpLink
 from vfl.transport.link import FanOut
 
-#: Time in seconds that an attempt waits for an earlier attempt, which has no stream any more but
-#: still writes its records.
+#: Most seconds that a new attempt waits for an earlier attempt of the same session, whose stream
+#: has ended but which still writes its records.
 _HANDOVER_S = 10.0
 
 
 def take_part(
     message: SessionMessage, party: PartyFile, say: Callable[[str], None] = lambda line: None
 ) -> PartyReport:
-    """Run one party through a session: a feature party, or a third party such as a dealer.
+    """Run one party (a feature party, or a third party such as a dealer) through a session.
 
     Args:
         message: session message that Flower delivered.
         party: the party's own file.
-        say: callback that receives the largest possible size of a trace, before the recording
-            starts.
+        say: callback that receives a line with the largest possible size of a trace, before the
+            trace is recorded.
 
     Raises:
-        ConsentError: the session exceeds what the party's file allows, and nothing was sent; or the
-            party has already sent as much as the file allows.
-        DisagreementError: the party's file has another role, or the run's name belongs to another
-            session at this party, and nothing was sent; or a resumed training would send other
-            contents than before, which were not sent.
+        ConsentError: the session exceeds what the party's file allows, and nothing was sent; or a
+            sent amount has reached a limit in the party's file.
+        DisagreementError: the party's file sets a different role, or the run's name belongs to a
+            different session at this party, and nothing was sent; or a resumed training would send
+            a message whose contents differ from the earlier message, and the new message was not
+            sent.
         VFLError: any other error that ended the session; the label party has received it.
     """
     ledger = own_ledger(party)
@@ -112,26 +113,27 @@ def take_part(
 
 
 def play_rank(order: Order) -> None:
-    """Run one further rank of a feature party through a training.
+    """Run one further rank (process) of a feature party through a training.
 
-    The rank has a separate stream to the same rank of the label party. It stores nothing and checks
-    no session, because rank 0 does both.
+    The rank has a separate stream to the rank with the same number at the label party. This rank
+    stores nothing and checks no terms, because rank 0 does both.
 
     Raises:
-        VFLError: the error that ended the session; the label party's rank has received it.
+        VFLError: the error that ended the session; the label party's rank with the same number has
+            received it.
     """
     party = read_party_file(order.party_file)
     message = SessionMessage.model_validate(order["message"])
     terms = message.terms
-    assert isinstance(terms, Terms), "a party has a single rank in an alignment"
+    assert isinstance(terms, Terms), "in an alignment, a party has only one rank"
     data, started, meter = own_data(party, terms), time.perf_counter(), Meter()
     introduction = Introduction.of(data, terms, message.session)
     limits = frame_limits(terms, party.party, data.split)
     with attached(message, introduction, limits) as stream:
         link = Observed(stream, party.party, "feature", [meter])
         device = device_of(party.device, order.local_rank)
-        # The rank's own secret is never used: weights come from rank 0, and settings that draw
-        # random numbers are refused.
+        # No random number of this rank depends on its own secret: weights come from rank 0, and
+        # settings that draw random numbers are refused.
         ranks = order.join_group(device, data)
         own = Own(Secret.fresh(), device=device, ranks=ranks, augment=own_augment(party, data))
         feature = FeatureParty(data, terms, link, own, bottom=party.bottom)
@@ -147,7 +149,7 @@ def play_rank(order: Order) -> None:
 
 
 class _PartySession:
-    """One party in a session, with the session's terms and the party's private state."""
+    """One party in one session: the agreed terms, and the party's private state."""
 
     def __init__(
         self, message: SessionMessage, party: PartyFile, say: Callable[[str], None]
@@ -167,7 +169,7 @@ class _PartySession:
             return
         if self._in_the_middle:
             _check_role(party, "middle", "be in the middle")
-            check_rows(self.name, message.rows, party.consent)  # checked before memory is allocated
+            check_rows(self.name, message.rows, party.consent)  # check before memory is allocated
             self.split = self.terms.split_of(message.rows)
             check_middles_consent(self.terms, self.name, party.consent, self.split)
             return
@@ -203,7 +205,10 @@ class _PartySession:
                 say(line)
 
     def _withdraw(self) -> None:
-        """Drop other parties' erased rows from the alignment; collect this party's erased rows."""
+        """Drop rows that other parties erased from the alignment.
+
+        Collect the rows that this party erased.
+        """
         told, session = self.message.withdrawn, self.message.session
         alignment = own_alignment(self.party, self.terms)
         if told is not None and (places := told.beyond(alignment, session)):
@@ -216,10 +221,10 @@ class _PartySession:
         return self.terms.middle is not None and self.name == self.terms.middle.party
 
     def play(self) -> PartyReport:
-        """Connect to the label party, and run this party's role."""
+        """Connect to the label party, and run this party's role in the session."""
         helps = self.split is None and not self.mode.whole_network
         with (
-            nullcontext()  # a helper stores nothing
+            nullcontext()  # a party that only helps stores nothing
             if helps
             else locked(locked_for(self.folder.path, self.terms.mode), _HANDOVER_S),
             self.ledger.session(self.terms, self.message.start) as (entry, meter, sent),
@@ -254,12 +259,12 @@ class _PartySession:
         return Introduction.of(self.data, self.terms, session, announced, withdrawn=self.withdrawn)
 
     def _admit_label_party(self, stream: TcpLink) -> None:
-        """Reject a label party whose store was restored from an older copy."""
+        """Refuse to continue if the label party's store was restored from an older copy."""
         name = self.terms.label_party
         self._standing.admit(name, Announcement.parse(stream.terms.get("standing"), name))
 
     def _sealed(self, link: Link, others: Sequence[str]) -> SealedLinks:
-        """Return links to other parties, relayed by the label party and encrypted end to end."""
+        """Return links to other parties; the label party relays frames, encrypted end to end."""
         terms = self.terms
         seals = PairSeals(self.party, terms, self.message.session, others, self._standing)
         links = SealedLinks(link, seals, rules.peers(terms), rules.window_frames(terms))
@@ -267,9 +272,9 @@ class _PartySession:
         return links
 
     def _mediate(self, link: Link, own: Own, meter: Meter) -> PartyReport:
-        """Run the party in the middle, which receives every cut and sends its output."""
+        """Run the middle party, which receives every cut and sends the middle model's output."""
         terms, start, split = self.terms, self.message.start, self.split
-        assert split is not None, "the message has the number of rows"
+        assert split is not None, "the session message contains the number of rows"
         links = self._sealed(link, terms.feature_parties)
         weights = self._weights()
         middle = MiddleParty(terms, links.others, links.direct, own, weights=weights)
@@ -287,18 +292,18 @@ class _PartySession:
         return self._conclude(middle.weights_digest(), links.direct)
 
     def _weights(self) -> dict[str, Tensor] | None:
-        """Return initial weights: of this run, of an earlier run, or None for new weights."""
+        """Return initial weights: those of this run or of an earlier run; None for new weights."""
         folder = earlier_folder(self.party, self.terms) if self.trains else self.folder
         return None if folder is None else folder.weights()
 
     def _outputs(self, data: PartyData) -> int:
-        """Return the number of outputs of an additional label party's top."""
+        """Return the number of outputs of the top model of an additional label party."""
         labelled = self.terms.mode in ("train", "evaluate")
         classes = data.classes if labelled else self.folder.classes()
         return 1 if classes is None else len(classes)
 
     def _label_party(self, ends: Mapping[str, Link], own: Own, ledger: Ledger) -> LabelParty:
-        """Build an additional label party, which learns its own task from the cuts."""
+        """Build an additional label party, which learns its own task (label) from the cuts."""
         assert self.data is not None, "an additional label party has labels, or at least rows"
         return LabelParty(
             self.data,
@@ -313,10 +318,10 @@ class _PartySession:
         )
 
     def _learn(self, link: Link, own: Own, meter: Meter) -> PartyReport:
-        """Run an additional label party, which learns its own task from the cuts.
+        """Run an additional label party, which trains a top model for its own task on the cuts.
 
-        Metrics and predictions are stored in this party's own part of the run, and not disclosed to
-        other parties.
+        This party stores metrics and predictions in its own part of the run, and discloses them to
+        no other party.
         """
         terms, data, folder, name = self.terms, self.data, self.folder, self.name
         assert data is not None, "it has labels"
@@ -346,7 +351,7 @@ class _PartySession:
         return self._conclude(digest, links.direct)
 
     def _answer(self, stream: TcpLink, own: Own, meter: Meter) -> PartyReport:
-        """Run an additional label party that answers its own clients at its own address."""
+        """Run an additional label party in a service, which answers requests at its own address."""
         terms, data, folder, name = self.terms, self.data, self.folder, self.name
         assert data is not None, "it has rows"
         observed = ObservedPoll(stream, name, "feature", [meter])
@@ -383,12 +388,12 @@ class _PartySession:
         return self._conclude(label.weights_digest(), links.direct)
 
     def _play(self, stream: TcpLink, link: Observed, own: Own, meter: Meter) -> PartyReport:
-        """Run a feature party, and start its further ranks if the session uses several ranks."""
+        """Run a feature party; start its further ranks if the session uses several ranks."""
         size = 1 + len(self.message.ranks)
         if size == 1:
             return self._play_rank_0(stream, link, own, meter, None)
         device = device_of(own.device, 0)
-        assert self.data is not None, "a party without data has a single rank"
+        assert self.data is not None, "a party without data has only one rank"
         patience_s = self.message.idle_timeout_s
         with further_ranks(self.party, size, patience_s, device) as ranks:
             watched = ranks.watch(stream, "the label party")
@@ -409,7 +414,7 @@ class _PartySession:
         ranks: FurtherRanks | None,
     ) -> PartyReport:
         terms, data, start = self.terms, self.data, self.message.start
-        assert data is not None, "a helper without data is a dealer"
+        assert data is not None, "a party without data is a dealer, which does not come here"
         direct: Link = link
         cuts: Link = link
         if terms.takers:
@@ -440,7 +445,7 @@ class _PartySession:
                 self.folder.save_served(drift)
             return self._conclude(feature.weights_digest(), direct)
         limits = self._limits()
-        if (layers := feature.end.layers) is not None:  # the frame sizes are known only now
+        if (layers := feature.end.layers) is not None:  # the sizes of frames are known only now
             check_consent(terms, self.name, self.party.consent, data.split, layers)
             limits = self._limits({self.name: layers})
             stream.agree(limits)
@@ -464,7 +469,7 @@ class _PartySession:
         return self._conclude(feature.weights_digest(), direct)
 
     def _conclude(self, weights_sha256: str, link: Link) -> PartyReport:
-        """Send the report, and wait until the label party has the reports of all parties."""
+        """Send this party's report; wait until the label party has all parties' reports."""
         report = self._report(weights_sha256)
         link.send(report.frame())
         expect(link, Kind.DONE, 0, "the label party")
@@ -473,10 +478,10 @@ class _PartySession:
     def _share(
         self, stream: TcpLink, link: Observed, own: Own, meter: Meter, entry: Entry
     ) -> PartyReport:
-        """Run a party of a secret-shared network, with columns or as the dealer."""
+        """Run a party of a secret-shared network: a party with columns, or the dealer."""
         data, folder, consent = self.data, self.folder, self.party.consent
         split = None if data is None else data.split
-        # A resumed training repeats the setup and some messages.
+        # A resumed training sends the setup's messages and some messages of steps again.
         before = entry.spent["train"] if self.trains else Spent()
 
         def agreed(layers: Mapping[str, Layers]) -> None:
@@ -503,7 +508,7 @@ class _PartySession:
         )
 
         if self.terms.mode == "serve":
-            assert split is not None, "a party without rows does not answer"
+            assert split is not None, "a party without rows answers no requests"
             whole.get_ready()
             drift = folder.drift()
             requests = Requests(split.test, consent, meter, own_rate(self.party))
@@ -535,7 +540,7 @@ class _PartySession:
         return whole.play(self.message.start, meter.through, keep, check, self._count)
 
     def _help(self, stream: TcpLink, link: Observed, meter: Meter) -> PartyReport:
-        """Run a third party without data, such as a dealer; it stores nothing."""
+        """Run a third party without data, for example a dealer; the party stores nothing."""
         helper = self.mode.helper_round(self.terms, link)
         self._agree_on_keys(helper)
         stream.agree(self._limits(helper.layers))
@@ -566,30 +571,30 @@ class _PartySession:
         )
 
     def _count(self) -> int:
-        """Return the counter of this party's store, which shows a restored older copy."""
+        """Return the counter of this party's store; a decrease shows a restored copy."""
         return self._standing.announce().count
 
 
 def _check_asked(party: PartyFile, terms: Terms) -> None:
-    """Raise an error if a session requests cuts of a party that is not its feature party."""
+    """Refuse a session that requests cuts of this party, if the party is no feature party of it."""
     if party.party not in terms.feature_parties:
         raise DisagreementError(
-            f"party '{party.party}' is not part of this experiment",
+            f"party '{party.party}' is not a party of this experiment",
             want=", ".join(rules.peers(terms)),
         )
     if party.role != "data":
         raise DisagreementError(
-            f"party '{party.party}' has no data, but the session asks it for a cut",
+            f"party '{party.party}' has no data, but the session requests a cut of it",
             got=f"role = '{party.role}'",
-            want="[data] in its own file, or another party in the experiment's [parties]",
+            want="[data] in the party's own file, or another party in the experiment's [parties]",
         )
 
 
 def _check_role(party: PartyFile, role: str, does: str) -> None:
-    """Raise an error if a session gives the party a role that its own file does not have."""
+    """Refuse a session that gives the party a role other than the role in the party's own file."""
     if party.role != role:
         raise DisagreementError(
-            f"party '{party.party}' has another role, but the session asks it to {does}",
+            f"the session asks party '{party.party}' to {does}, but the party has another role",
             got=f"role = '{party.role}'",
             want=f"role = '{role}' in its own file, and no [data]",
         )

@@ -2,8 +2,8 @@
 
 `vfl up` sends the spans if the party's own file sets `monitor.spans`. A span contains the same
 facts as a line of the log: counts, names and how the session ended; never a row, an id, a cell or a
-secret. All parties of a session compute the same trace id from its agreed terms, so a collector
-that several parties use shows one session as one trace.
+secret. All parties of a session compute the same trace id from the agreed terms, so a collector
+that receives spans of several parties shows one session as one trace.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _DOMAIN = b"vfl trace\n"
 
 
 class SessionSpans:
-    """Turns log lines into spans: one span for each session that has ended or was refused.
+    """Turns lines of the session log into spans, one for each ended or refused session.
 
     Args:
-        log: file of the session log; sessions in it before the start are not sent.
+        log: file of the session log; sessions that were in the log before this object was made are
+            not sent.
         exporter: an exporter of `opentelemetry.sdk.trace`, which receives each span.
 
     Raises:
@@ -102,7 +103,7 @@ class SessionSpans:
 
 
 def _facts(line: Line) -> dict[str, Any]:
-    """Return the attributes of the span that a log line becomes."""
+    """Return the attributes of the span that is made from a line of the session log."""
     facts = {
         "party": line.party,
         "run": line.run,
@@ -122,7 +123,7 @@ def _facts(line: Line) -> dict[str, Any]:
 
 @contextmanager
 def traced(party: PartyFile, collector: str) -> Iterator[None]:
-    """Send spans of a party's sessions to a collector until the block ends.
+    """Send spans of a party's sessions to a collector until the `with` block ends.
 
     Args:
         party: the party's own file.
@@ -156,5 +157,5 @@ def _not_installed() -> MissingPackageError:
     return MissingPackageError(
         "spans need OpenTelemetry, which is not installed",
         where="monitor.spans",
-        fix="pip install 'vfl[otel]', or leave out monitor.spans",
+        fix="pip install 'vfl[otel]', or remove monitor.spans from party.toml",
     )

@@ -1,4 +1,4 @@
-"""The label party in a session that aligns rows: its own role, and a relay of messages."""
+"""The label party in a session that aligns rows: its own part, and the message relay."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def run_alignment(
     say: Callable[[str], None],
     simulation: bool = False,
 ) -> None:
-    """Align with every feature party, and store the label party's row positions.
+    """Align rows with every feature party, and store the label party's row positions.
 
     Raises:
-        ConsentError: a party refused; only that party's log contains the reason.
+        ConsentError: a feature party refused; only that party's log contains the reason.
         VFLError: any other error that ended the session.
     """
     check_alignment(terms, party.party, party.consent)
@@ -79,7 +79,7 @@ def run_alignment(
 
 
 def _carry(own: OwnAlignment, links: dict[str, ObservedPoll], say: Callable[[str], None]) -> None:
-    """Query every party in turn, until all parties have their results."""
+    """Query the feature parties in turn, until all parties have the aligned row positions."""
     terms, me = own.terms, own.party.party
     posts = {name: Post(terms.everybody, own.most_bytes, own.place) for name in links}
     while True:

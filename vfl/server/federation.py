@@ -1,7 +1,7 @@
-"""Connection to Flower at the label party: finds nodes, sends messages, watches replies.
+"""The label party's connection to Flower: it finds nodes, sends messages and reads replies.
 
-Flower delivers one session message to each node, and one reply back; all other messages use vfl's
-own stream.
+Flower delivers one session message to each node (Flower's process at a party), and one reply back;
+all other messages use vfl's own TCP streams.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MESSAGE_TYPE = "train.session"
 IDLE_TIMEOUT_S = 3600.0
 _LONGEST_SESSION_S = 30 * 24 * 3600.0  # Flower drops replies to messages that live longer
 _POLL_S = 0.2
-_RETURN_S = 2.0  # seconds between two checks for parties that went away
+_RETURN_S = 2.0  # seconds between two checks whether lost parties have returned
 _SERVING_REJOIN_S = 2.0
 _AGAIN_S = 30.0  # seconds before a party that could not connect is invited again
 _REPLY_LIMIT = 64 * 1024  # characters; an error of ours is far shorter
@@ -71,16 +71,16 @@ _REPLY_LIMIT = 64 * 1024  # characters; an error of ours is far shorter
 _AWAY = {5: "its SuperNode is not online", 8: "its process stopped responding"}
 
 
-#: Function that opens further streams by party, given the session's certificate and the node ids by
-#: party.
+#: Function that opens the streams of further ranks, by party; its arguments are the session's
+#: certificate and the node ids by party.
 OpenRanks = Callable[[ServerCertificate, Mapping[str, int]], Mapping[str, tuple[RankStream, ...]]]
 
 
 class ErasedRowsError(MisalignedError):
-    """Error: a party has erased rows of the session; the session restarts without these rows.
+    """Error: a party has erased rows of the session; the session restarts without the erased rows.
 
     Attributes:
-        places: positions of these rows in the alignment; see `Withdrawn`.
+        places: positions of the erased rows in the alignment; see `Withdrawn`.
     """
 
     def __init__(self, party: str, places: Sequence[int]) -> None:
@@ -92,27 +92,29 @@ class ErasedRowsError(MisalignedError):
 
 
 class Federation:
-    """One session over Flower; as a context manager, it closes the hub and reports errors.
+    """One session over Flower.
+
+    As a context manager, it closes all streams and sends errors to parties.
 
     Args:
-        grid: Flower's connection to the nodes.
+        grid: Flower's connection to the nodes (Flower's processes at the parties).
         terms: terms of the session.
-        settings: addresses, and time limits for connected parties.
-        own: the label party's aligned rows, which are compared with all parties' rows.
-        join_timeout_s: time limit in seconds for parties to connect.
+        settings: addresses of the label party, and time limits for connected parties.
+        own: the label party's aligned rows, with which every party's rows are compared.
+        join_timeout_s: time limit in seconds within which all parties have to connect.
         say: callback that receives one line of text about each stage.
         attempt: number of restarts of the session so far.
-        waiting: callback that receives the missing parties from time to time.
-        simulation: whether this is a simulation, in which nodes have no names and positions
-            identify parties. In a deployment, a node's registered name is its party's name; a node
+        waiting: callback that is called repeatedly with the names of the missing parties.
+        simulation: whether all nodes run in a simulation, in which nodes have no names and any node
+            may run any party. In a deployment, a node's registered name is its party's name; a node
             without a name belongs to no party.
-        partial: whether to start with the parties that connected in time; other parties may connect
-            later.
-        standing: counters of the label party's store and of the parties' stores; None for an
-            alignment, because it spends no budget.
-        alignment: the label party's own alignment, which determines the order of the rows, if there
-            is one.
-        gone: parties that have left the project, for which the session does not wait.
+        partial: whether to start with the parties that connected in time; missing parties may
+            connect later.
+        standing: counters of the label party's store and of the other parties' stores; None for an
+            alignment, because an alignment spends no privacy budget.
+        alignment: the label party's own alignment, which determines the order of the rows; None
+            without an alignment.
+        gone: parties that have left the project; the session does not wait for them.
     """
 
     def __init__(
@@ -160,17 +162,19 @@ class Federation:
     ) -> dict[str, ObservedPoll]:
         """Wait until every party, including a dealer, has connected; return the links by name.
 
-        If `partial` is set, return the links of the parties that connected in time, at least one.
+        If `partial` is set, return only the links of the parties that connected in time; at least
+        one party must have connected.
 
         Args:
-            observers: callbacks that receive every frame of these links.
-            start: number of the first exchange, which is the same for all parties.
+            observers: callbacks that are called with every frame of these links.
+            start: step number of the first exchange, which is the same for all parties.
             open_ranks: function that opens the streams of further ranks, before the first party is
                 invited.
 
         Raises:
             MissingPartyError: too few nodes are online, or a party did not open its stream.
-            PeerFailedError: a party refused or failed; the error contains that party's text.
+            PeerFailedError: a party refused or failed; the error contains the text of that party's
+                error.
             DisagreementError, MisalignedError: a party has different rows or a different
                 experiment.
             ErasedRowsError: a party has erased rows that belong to the session.
@@ -207,22 +211,23 @@ class Federation:
         }
 
     def lost(self, party: str) -> None:
-        """Record that a party no longer answers; the session continues without this party."""
+        """Record that a party no longer answers; the session continues without the party."""
         self._node_of.pop(party, None)
         self._invited.pop(party, None)
         self._pending = {asked: name for asked, name in self._pending.items() if name != party}
-        self.say(f"party {party} went away; the session continues without it")
+        self.say(f"party {party} is lost; the session continues without it")
 
     def returned(self, parties: Collection[str]) -> dict[str, ObservedPoll]:
-        """Return the links of those parties that have returned; invite the absent parties again.
+        """Return the links of the lost parties that have returned.
 
-        A party is invited when its node comes online, and again if its token has expired or the
-        party could not connect.
+        Invite the other lost parties again. A lost party is invited when its node comes online, and
+        again if its token has expired or the party could not connect.
         """
         now, found = time.monotonic(), dict[str, ObservedPoll]()
         for party in parties:
             if party in self._node_of:
-                with suppress(MissingPartyError):  # the party was admitted, and connects now
+                # the party was admitted, but its stream is not open yet
+                with suppress(MissingPartyError):
                     found[party] = self._link(party)
         if now - self._returned_at > _RETURN_S:
             self._returned_at = now
@@ -239,26 +244,29 @@ class Federation:
 
     @property
     def _token_s(self) -> float:
-        """Seconds for which an unused token is valid; Flower needs a minute to free a node."""
+        """Seconds for which an unused token is valid.
+
+        Flower takes a minute to notice a dead node.
+        """
         rest = self.settings.restart_timeout_s if self._partial else 0.0
         return max(self.join_timeout_s, rest)
 
     @property
     def _rejoin_window_s(self) -> float:
-        """Largest number of seconds for restoring a broken stream.
+        """Most seconds within which a broken stream may be restored.
 
-        For a service the time is short, because a restarted service loses no progress.
+        A service waits only a short time, because no progress is lost when a service restarts.
         """
         most = _SERVING_REJOIN_S if self.terms.mode == "serve" else math.inf
         return min(self.settings.rejoin_window_s, most)
 
     def _link(self, party: str) -> ObservedPoll:
-        assert self._hub is not None, "at least one party has joined"
+        assert self._hub is not None, "at least one party has connected"
         link = self._hub.link(self._node_of[party])
         return ObservedPoll(link, party, "label", self._observers)
 
     def agree(self, layers: Mapping[str, Layers]) -> list[LinkLimits]:
-        """Allow, from now on, each party's frames for layers of these sizes.
+        """From now on, accept frames for layers of these sizes from each party.
 
         Returns:
             The frame limits of every stream.
@@ -273,7 +281,7 @@ class Federation:
         return list(limits.values())
 
     def collect(self, timeout_s: float) -> None:
-        """Wait for the replies that end each party's Flower message, so that no node stays busy.
+        """Wait for every party's Flower reply, so that its node is free for other sessions.
 
         Every party has already reported its end on its stream, so a reply adds no information.
         """
@@ -284,7 +292,7 @@ class Federation:
                 self._pending.pop(reply.metadata.reply_to_message_id, None)
 
     def close(self) -> None:
-        """End the streams; a second call has no effect."""
+        """Close all streams; a second call has no effect."""
         if self._hub is not None:
             self._hub.close()
 
@@ -292,7 +300,10 @@ class Federation:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """End the streams; if vfl raised an error, every party receives it."""
+        """Close all streams.
+
+        If the block raised an error, send every party a report of the error.
+        """
         if self._hub is None:
             return
         if error is None:
@@ -302,9 +313,9 @@ class Federation:
             self._hub.fail(for_others(told, self.own.name))
 
     def _wait_for_nodes(self) -> dict[str, int]:
-        """Return the node ids by registered name, when all expected nodes are online.
+        """Return the node ids by registered node name, as soon as all expected nodes are online.
 
-        In a simulation nodes have no names, so names are made up.
+        Nodes have no names in a simulation, so the method makes names up.
         """
         wanted = [name for name in rules.peers(self.terms) if name not in self._gone]
         deadline = time.monotonic() + self.join_timeout_s
@@ -327,7 +338,7 @@ class Federation:
                     f"no SuperNode of {', '.join(missing)} after {self.join_timeout_s:g} s",
                     where=f"the SuperLink at {self.settings.superlink}",
                     got=f"{count}: {', '.join(sorted(named)) or nobody}" if nodes else count,
-                    want=f"one for each of {', '.join(wanted)}",
+                    want=f"a SuperNode for each of {', '.join(wanted)}",
                     fix="vfl doctor party.toml at that party shows the reason; here keys/ "
                     "must contain its key under the party's name",
                 )
@@ -339,7 +350,7 @@ class Federation:
         node = self._nodes[name]
         credential = Credential(str(node), secrets.token_urlsafe(32))
         for party in [party for party, of in list(self._node_of.items()) if of == name]:
-            # the dict is changed in place, because other parties are connecting meanwhile
+            # the dictionary is changed in place, because other threads admit parties meanwhile
             del self._node_of[party]
         self._hub.replace(name, credential)
         message = SessionMessage(
@@ -372,17 +383,20 @@ class Federation:
         self.say(f"invited {name} to the session")
 
     def _in_the_middle(self, name: str) -> bool:
-        """Return whether a node belongs to a middle party, as any node may in a simulation."""
+        """Return whether this node may run the middle party; in a simulation, every node may."""
         middle = self.terms.middle
         return middle is not None and (self.simulation or name == middle.party)
 
     def _admit(self, name: str, about: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Admit a party; the hub calls this method when the party opens its first stream."""
+        """Check and admit a party.
+
+        The hub calls this method when the party opens its first stream.
+        """
         introduction = Introduction.parse(dict(about))
         party = introduction.party
         if party in self._node_of or (party != name and not self.simulation):
             raise DisagreementError(
-                f"a node introduced itself as party '{party}'",
+                f"a node announced that it runs party '{party}'",
                 got="a second node has the same name"
                 if self.simulation
                 else f"registered as '{name}'",
@@ -396,7 +410,11 @@ class Federation:
         self._node_of[party] = name
         what = f"{introduction.rows} rows, same order"
         if party == rules.rowless(self.terms):
-            what = "it deals" if self.terms.middle is None else "the party is in the middle"
+            what = (
+                "it deals"
+                if self.terms.middle is None
+                else "it has no rows and runs the middle model"
+            )
         elif secure_mode.make(self.terms.secure).divides_rows:
             what = f"{introduction.rows} separate rows"
         what = "it has ids" if self.terms.mode == "align" else what
@@ -404,22 +422,25 @@ class Federation:
         return answer
 
     def _meet(self, party: str, introduction: Introduction) -> Mapping[str, Any]:
-        """Compare a party's store counter with its largest known value; return our counter."""
+        """Check the counter of a party's store against the largest known counter.
+
+        Return our own.
+        """
         if self._standing is None:
             return {}
         if introduction.standing is None:
-            raise ProtocolError(f"party '{party}' announces no counter of its store")
+            raise ProtocolError(f"party '{party}' did not send the counter of its store")
         self._standing.require(introduction.standing.known, party)
         self._standing.admit(party, introduction.standing)
         return {"standing": self._standing.answer().model_dump()}
 
     def _limits(self, name: str) -> LinkLimits:
-        """Return the frame limits of the party that a node runs."""
+        """Return the frame limits of the party that this node runs."""
         party = next(party for party, node in self._node_of.items() if node == name)
         return frame_limits(self.terms, party, self.own.split)
 
     def _poll(self) -> None:
-        """Read Flower's replies at intervals; send a returned node a new invitation."""
+        """Read Flower's replies from time to time; send a node that came back a new invitation."""
         if time.monotonic() - self._last_poll < _POLL_S:
             return
         self._last_poll = time.monotonic()
@@ -435,14 +456,14 @@ class Federation:
                     self._invite(name)
 
     def _hear(self, name: str, reply: Message) -> None:
-        """Handle the reply of a party that has not joined; the session waits for a lost party."""
+        """Handle a party's Flower reply before it has joined: fail, or wait for a lost party."""
         if reply.has_error():
             why = _AWAY.get(reply.error.code)
             if why is None:
                 raise PeerFailedError(
                     f"party '{name}' stopped",
                     got=f"Flower error {reply.error.code}",
-                    fix="see the output of its own SuperNode",
+                    fix="see the output of that party's SuperNode",
                 )
         else:
             failure = _failure_in(reply, f"the reply of party '{name}'")
@@ -450,7 +471,9 @@ class Federation:
             if why and code != LostPeerError.code:
                 raise PeerFailedError(f"party '{name}' stopped with {code}: {why}", **failure)
         if why:
-            self.say(f"party {name} is absent ({why}); it is invited again when it is back")
+            self.say(
+                f"party {name} is absent ({why}); it is invited again when its SuperNode is back"
+            )
             self._away.add(name)
 
 
@@ -466,14 +489,14 @@ def nodes_by_name(nodes: Sequence[Any]) -> dict[str, int]:
         raise DisagreementError(
             "two SuperNodes are online under one name",
             got=", ".join(f"{count} of '{name}'" for name, count in counts.items() if count > 1),
-            want="one node for each party, under its own name",
+            want="one node for each party, registered under the party's name",
             fix="start the SuperLink again: it uses only the keys in keys/, one for each party",
         )
     return named
 
 
 def _failure_in(reply: Message, where: str) -> dict[str, str]:
-    """Return the error in a party's reply; empty if the reply contains no error.
+    """Return the fields of the error in a party's reply; empty if the reply contains no error.
 
     Raises:
         ProtocolError: the reply was not sent by vfl's ClientApp.
@@ -484,10 +507,12 @@ def _failure_in(reply: Message, where: str) -> dict[str, str]:
         text = None
     if not isinstance(text, str) or len(text) > _REPLY_LIMIT:
         raise ProtocolError(
-            "a reply belongs to no session", where=where, want="vfl's own ClientApp"
+            "a Flower reply belongs to no session of vfl",
+            where=where,
+            want="a reply from vfl's own ClientApp",
         )
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
-        raise ProtocolError("a reply is not JSON", where=where) from None
+        raise ProtocolError("a Flower reply is not JSON", where=where) from None
     return {} if record == {} else read_record(record, where)

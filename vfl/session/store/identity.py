@@ -1,7 +1,7 @@
-"""Identity keys authenticate a party to other feature parties, also if messages are relayed.
+"""Identity keys, with which feature parties authenticate each other across the label party's relay.
 
 Each party has an Ed25519 key pair (RFC 8032), in OpenSSH files as ``ssh-keygen -t ed25519`` makes
-them. Other parties pin the public key: each party receives the other parties' public keys by a
+them. Other parties pin the public key: each party receives the other parties' public keys over a
 channel that the relaying label party does not control.
 """
 
@@ -25,13 +25,14 @@ from vfl.core.errors import DataError, MissingDataError
 from vfl.core.storage import write_bytes
 from vfl.transport import fingerprint
 
-#: Text for the error about a missing identity key, and text for a missing pinned key.
-MAKE_IDENTITY = "vfl join FOLDER makes one; give its public part to the other parties"
-_ASK = "ask that party for its NAME.pub, and let it read the fingerprint aloud"
+#: Remedies in error texts: the first for a missing identity key, the second for a missing pinned
+#: key (another party's stored public key).
+MAKE_IDENTITY = "vfl join FOLDER makes an identity key; give its public part to the other parties"
+_ASK = "ask that party for its file NAME.pub, and let it read the fingerprint aloud"
 
 
 class Identity:
-    """One party's own identity key; the private key never leaves the party.
+    """One party's identity key pair; the private key never leaves the party.
 
     Args:
         private: the private key.
@@ -44,12 +45,12 @@ class Identity:
 
     @classmethod
     def fresh(cls) -> Identity:
-        """Generate a new key from random numbers of the operating system."""
+        """Generate a new private key from random numbers of the operating system."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def of_simulation(cls, seed: bytes) -> Identity:
-        """Make a key from a seed of 32 bytes, for a process that runs all parties.
+        """Make a private key from a seed of 32 bytes, for a process that runs all parties.
 
         Such a key protects no party.
         """
@@ -57,7 +58,9 @@ class Identity:
 
     @classmethod
     def kept_at(cls, path: Path, fix: str = MAKE_IDENTITY) -> Identity:
-        """Load the key from a file; `fix` is the remedy in the error for a missing file.
+        """Load the private key from a file.
+
+        `fix` is the remedy in the error if the file is missing.
 
         Raises:
             MissingDataError: the file does not exist.
@@ -74,12 +77,12 @@ class Identity:
         write_bytes(path, pem)
 
     def sign(self, message: bytes) -> bytes:
-        """Sign a message; the signature has 64 bytes."""
+        """Sign a message with the private key; the signature has 64 bytes."""
         return self._private.sign(message)
 
     @property
     def public(self) -> Pin:
-        """Return the public key, which the other parties store as the pinned key of this party."""
+        """Return the public key, which other parties store in order to authenticate this party."""
         return Pin(self._private.public_key())
 
     def __repr__(self) -> str:
@@ -90,7 +93,7 @@ class Identity:
 
 
 class Pin:
-    """Another party's public identity key, as received from that party.
+    """Another party's public identity key (a pinned key), as received from that party.
 
     Args:
         public: the public key.
@@ -103,7 +106,9 @@ class Pin:
 
     @classmethod
     def kept_at(cls, path: Path) -> Pin:
-        """Load the key from a file, which may contain other kinds of keys on other lines.
+        """Load the public key from a file.
+
+        Other lines of this file may contain other kinds of keys.
 
         Raises:
             MissingDataError: the file does not exist.
@@ -112,7 +117,7 @@ class Pin:
         return cls(_key_at(path, _load_public, Ed25519PublicKey, "public", _ASK))
 
     def keep_at(self, path: Path) -> None:
-        """Write the key as one line of text."""
+        """Write the public key as one line of text."""
         line = self._public.public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
@@ -120,7 +125,7 @@ class Pin:
 
     @property
     def sha256(self) -> str:
-        """Return the SHA-256 of the key's 32 bytes, as hex."""
+        """Return the SHA-256 of the public key's 32 bytes, as hexadecimal digits."""
         return hashlib.sha256(self._public.public_bytes_raw()).hexdigest()
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
@@ -139,7 +144,7 @@ def _load_public(content: bytes) -> object:
 
 
 def read_pins(folder: Path, parties: Iterable[str]) -> dict[str, Pin]:
-    """Read the pinned keys of some parties, each from ``NAME.pub``.
+    """Read the pinned public keys of the given parties, each from the file ``NAME.pub``.
 
     Raises:
         MissingDataError, DataError: a file is missing, or contains no Ed25519 key.
@@ -148,7 +153,7 @@ def read_pins(folder: Path, parties: Iterable[str]) -> dict[str, Pin]:
 
 
 def keys_of(party: PartyFile) -> str:
-    """Report whether this party has an identity key, and whose public keys it has pinned.
+    """Return a text: whether this party has an identity key, and which parties' keys it has pinned.
 
     Raises:
         DataError: a file contains something other than a key.
@@ -160,7 +165,7 @@ def keys_of(party: PartyFile) -> str:
     pinned = {path.stem: fingerprint(path.read_bytes()) for path in sorted(peers.glob("*.pub"))}
     read_pins(peers, pinned)
     told = ", ".join(f"{name} ({shown})" for name, shown in pinned.items())
-    return f"key of its own; pinned: {told or 'no party'}"
+    return f"has an identity key; pinned keys: {told or 'no party'}"
 
 
 def _key_at(path: Path, load: Callable[[bytes], object], wanted: type, part: str, fix: str) -> Any:

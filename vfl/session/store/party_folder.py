@@ -1,4 +1,4 @@
-"""Private data of one party: its part of a run, its rows, its ledger and its secret."""
+"""Private data of one party: its part of a run, its rows, session ledger and secret."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ _ROWS, _FORGOTTEN = "rows.sealed", "forgotten.json"
 _PREDICTED, _BINS, _SERVED = "predicted.json", "bins.json", "served-rows.json"
 _EXPLAINED, EXPLANATIONS = "explained.json", "explanations.csv"
 CARD = "card.json"
-#: Settings that must be equal in two runs if one of them starts from the weights of the other.
+#: Settings that must have equal values in two runs if one run starts from the weights of the other
+#: run.
 _OF_NETWORK = frozenset(
     {"parties", "label_party", "merge", "codec", "defense", "secure", "middle", "tasks"}
 )
@@ -86,13 +87,13 @@ _DIGEST_ROWS = 1 << 14  # number of rows of a table on disk that are in memory a
 class PartyFolder:
     """Reads and writes one party's files of one run; these files never leave the party.
 
-    The record names the run and contains the digest of the weights, and all files are sealed: a
-    folder of another party, or files of two runs, are refused. The folder can be moved to another
-    machine. `card.json` describes the party's part of the model for people, and contains no row, no
-    category and no weight.
+    The record names the run and contains the digest of the weights, and all files are sealed: an
+    object refuses a folder of another party, and a folder with files of two runs. The user may move
+    the folder to another machine. `card.json` describes the party's part of the model for human
+    readers, and contains no row, no category and no weight.
 
     Args:
-        path: the folder, which has the party's name.
+        path: the party's folder in the run's folder; its name is the party's name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,17 +109,17 @@ class PartyFolder:
         privacy: Sequence[PrivacyStatement] | None = None,
         model: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save the files for evaluation and prediction, and a card; `party.json` is written last.
+        """Save the files for evaluation and prediction and a card, then `party.json` as last file.
 
         Args:
-            data: rows of the training.
+            data: rows of the party in the training.
             terms: the agreed terms.
-            weights: weights at the end of the training.
-            figures: test metrics, which only the label party computes.
+            weights: the party's weights at the end of the training.
+            figures: metrics on the test rows, which only the label party computes.
             answers: the model's outputs for the test rows, axes (rows, outputs); only the label
                 party has them.
-            privacy: privacy statements of the training, if they do not follow from these rows
-                alone.
+            privacy: privacy statements about the training, if they cannot be derived from these
+                rows and terms alone.
             model: description of the party's part of the model, for its card.
         """
         key = secrets.token_bytes(_KEY_BYTES)
@@ -146,7 +147,7 @@ class PartyFolder:
         write_sealed_json(self.path / _RECORD, record, self._seal("party's part", terms.run))
 
     def weights(self) -> dict[str, Tensor]:
-        """Load the trained weights.
+        """Load this party's trained weights.
 
         Raises:
             RunFolderError: the weights are missing or damaged, or belong to another training.
@@ -165,12 +166,15 @@ class PartyFolder:
         return weights
 
     def save_predicted(self, data: PartyData) -> None:
-        """Save how many cells of the predicted rows have a value that occurs in no training row."""
+        """Save, by column, how many predicted rows have a value that no training row has."""
         record = {"rows": len(data.split.test), "unfamiliar": dict(data.unfamiliar)}
         write_json(self.path / _PREDICTED, record)
 
     def predicted(self) -> dict[str, Any] | None:
-        """Return the record of `save_predicted` for the last prediction; None if there is none."""
+        """Return what `save_predicted` saved at the last prediction.
+
+        None if there was no prediction.
+        """
         path = self.path / _PREDICTED
         return read_json(path) if path.exists() else None
 
@@ -180,8 +184,8 @@ class PartyFolder:
         Args:
             data: rows of the session.
             terms: terms of the session.
-            values: for a prediction, the values of each row, axes (rows, columns, outputs); for an
-                evaluation, their mean absolute values, axes (columns,).
+            values: for a prediction, the Shapley values of each row, axes (rows, columns, outputs);
+                for an evaluation, their mean absolute values over the rows, axes (columns,).
         """
         if values is None:
             return
@@ -201,16 +205,18 @@ class PartyFolder:
         write_text(self.path / EXPLANATIONS, csv_text(head, table))
 
     def explained(self) -> dict[str, float]:
-        """Return the mean absolute Shapley values of the last evaluation, by column.
+        """Return each column's mean absolute Shapley value in the last evaluation.
 
-        The result is empty if the evaluation computed none.
+        The result is empty if the evaluation computed no Shapley values.
         """
         path = self.path / _EXPLAINED
         found: dict[str, float] = read_json(path)["shapley"] if path.exists() else {}
         return found
 
     def drift(self) -> Drift:
-        """Make drift counters with the training rows' bins; a run of an earlier vfl has no bins.
+        """Make drift counters with the bins (value ranges) of the training rows.
+
+        Without bins if an earlier version of vfl trained.
 
         Raises:
             RunFolderError: the bins are damaged, or belong to another training.
@@ -221,11 +227,13 @@ class PartyFolder:
         return Drift.restored(read_sealed_json(path, self._seal("bins", self._record()["run"])))
 
     def save_served(self, drift: Drift) -> None:
-        """Save the counts of queried rows, by bins."""
+        """Save how many queried rows fell into each bin of the training rows' values."""
         write_json(self.path / _SERVED, drift.summary())
 
     def encoder(self) -> Encoder | None:
-        """Load the encoder of the party's table; None for a party without columns.
+        """Load the encoder that turns the party's table into inputs.
+
+        None for a party without columns.
 
         Raises:
             RunFolderError: the encoder is missing or damaged, or belongs to another training.
@@ -237,44 +245,47 @@ class PartyFolder:
         return read_encoder(json.dumps(read_sealed_json(self.path / _ENCODER, seal)["encoder"]))
 
     def classes(self) -> tuple[str | int, ...] | None:
-        """Return the classes' names, at the label party of a classification; otherwise None."""
+        """Return the class names of the labels, at the label party of a classification.
+
+        Otherwise None.
+        """
         classes = self._record()["classes"]
         return None if classes is None else tuple(classes)
 
     def terms(self) -> Terms:
-        """Return the terms of the training."""
+        """Return the agreed terms of the training."""
         before = {
             "beside": (),
             "dp": None,
             "explained": (),
             "missing_rows": "intersection",
             "purpose": "",
-        }  # of earlier runs
+        }  # defaults for runs of earlier versions
         found = before | self._record()["terms"]
-        tasks = found["tasks"].items()  # earlier runs stored only weights
+        tasks = found["tasks"].items()  # runs of earlier versions stored only the tasks' weights
         found["tasks"] = {n: {"weight": t} if isinstance(t, float) else t for n, t in tasks}
         return Terms.model_validate(found)
 
     def shape(self) -> tuple[int, ...] | None:
-        """Return the axes of one row of inputs; None for a label party without columns.
+        """Return the axes of one row of the inputs; None for a label party without columns.
 
         Raises:
-            RunFolderError: an earlier version wrote the folder, without the axes.
+            RunFolderError: an earlier version of vfl wrote the folder, and did not store the axes.
         """
         record = self._record()
         if "shape" not in record:
             raise RunFolderError(
-                "this part of a run does not contain the shape of its rows",
+                "this party's part of the run does not state the shape of an input row",
                 where=str(self.path / _RECORD),
                 fix="train again with this version",
             )
         return None if record["shape"] is None else tuple(record["shape"])
 
     def card(self) -> dict[str, Any]:
-        """Return the contents of the card.
+        """Return the contents of the model card.
 
         Raises:
-            RunFolderError: the card is missing, or belongs to other weights.
+            RunFolderError: the card is missing, or describes other weights than the stored ones.
         """
         record = self._record()
         card = read_sealed_json(self.path / CARD, self._seal("card", record["run"]))
@@ -286,13 +297,15 @@ class PartyFolder:
         return card
 
     def is_of(self, data: PartyData) -> bool:
-        """Return whether the training used exactly these rows, columns and labels."""
+        """Return whether the training used exactly the rows, columns and labels of `data`."""
         key = self._key()
         digest: str = self.card()["data"]["hmac_sha256"]
         return hmac.compare_digest(digest.encode(), _data_digest(data, key).encode())
 
     def rows(self) -> RunRows | None:
-        """Return the record of the training's rows; None if an earlier version of vfl trained.
+        """Return the record of how the training used each row.
+
+        None for a run of an earlier version.
 
         Raises:
             RunFolderError: the record is damaged, or belongs to another training.
@@ -302,7 +315,7 @@ class PartyFolder:
         return RunRows.load(path, self._seal("rows", run)) if path.exists() else None
 
     def digests_of(self, ids: Sequence[str]) -> np.ndarray:
-        """Return the digests that this run's record has for these ids, uint64, axes (ids,)."""
+        """Return this run's keyed digests of these ids, uint64, axes (ids,)."""
         found = keyed_ids(np.array(ids, dtype=object), self._key())
         assert found is not None, "there are ids"
         return found
@@ -310,12 +323,12 @@ class PartyFolder:
     def places_of(
         self, known: RunRows, alignments: Iterable[Alignment], rows: np.ndarray
     ) -> np.ndarray | None:
-        """Return the positions in the training of some table rows, if the run's record has no ids.
+        """Return the training's positions of some table rows, for a run whose record has no ids.
 
         Args:
-            known: record of the training's rows.
-            alignments: the party's alignments; the result is None if the training used an alignment
-                that is not among them.
+            known: record of how the training used each row.
+            alignments: the party's stored alignments; the result is None if the training used an
+                alignment that is not in this list.
             rows: positions of the rows in the table.
         """
         for one in alignments:
@@ -324,18 +337,18 @@ class PartyFolder:
         return None
 
     def count(self, known: RunRows, places: np.ndarray) -> dict[str, int]:
-        """Count how many of these positions the run trained on, validated on and tested on."""
+        """Count for how many of these positions the run trained, validated and tested."""
         parts = ("train", "validation", "test")
         return {name: int(np.isin(getattr(known.split, name), places).sum()) for name in parts}
 
     def keep_rows(self, rows: RunRows) -> None:
-        """Replace the record of the training's rows."""
+        """Replace the record of how the training used each row."""
         rows.save(self.path / _ROWS, self._seal("rows", self._record()["run"]))
 
     def mark_forgotten(self, counts: Mapping[str, int], at: str) -> None:
-        """Record that some rows of the training have been erased.
+        """Record that some rows of the training have been erased from the party's table.
 
-        The counts of several calls are added up.
+        If rows are erased several times, the counts are added up.
         """
         before = self.forgotten()
         rows = {name: count + before.get(name, 0) for name, count in counts.items()}
@@ -344,9 +357,9 @@ class PartyFolder:
         write_sealed_json(self.path / _FORGOTTEN, record, seal)
 
     def forgotten(self) -> dict[str, int]:
-        """Return how many of the rows for training, validation and test have been erased since.
+        """Return how many training, validation and test rows have been erased since the training.
 
-        The result is empty if none was erased.
+        The result is empty if no row was erased.
 
         Raises:
             RunFolderError: the record is damaged, or belongs to another training.
@@ -359,19 +372,19 @@ class PartyFolder:
         return found
 
     def rows_left(self, data: PartyData) -> PartyData:
-        """Return the rows on which this run can be tested, although the table may have changed.
+        """Return the rows with which this run can be tested, even if the table has changed since.
 
         If the table is unchanged, its rows keep their split from the training. In a changed table,
-        two kinds of rows are test rows: the remaining test rows of the
-        training, and rows that were not in the training's table. Rows on which the run was trained
-        or validated are left out.
+        two kinds of rows are test rows: the rows that were test rows in the training, and rows that
+        were not in the training's table. Rows on which the run was trained or validated are left
+        out.
 
         Args:
-            data: the present rows, encoded by the encoder of the training.
+            data: the rows of the present table, encoded by the encoder of the training.
 
         Raises:
             TrainedRowsError: no test row is left, or the record of the training's rows is missing.
-            DataError: some labels have classes that the run has not learned.
+            DataError: some labels have classes that did not occur in the training.
         """
         data, known = self.in_own_classes(data), self.rows()
         ids = keyed_ids(data.ids, self._key())
@@ -380,25 +393,25 @@ class PartyFolder:
             if self.is_of(data):
                 return data if known is None else replace(data, split=known.split)
             why = (
-                "an earlier version of vfl stored no record of them"
+                "an earlier version of vfl stored no record of the training's rows"
                 if known is None
                 else "rows have no ids"
             )
             raise TrainedRowsError(
                 f"the rows of {whose} that this run trained on are unknown",
                 where=str(self.path),
-                got=f"another table than in the training, and {why}",
-                want="the table of the training, or rows with ids and a run that recorded them",
+                got=f"a table that differs from the training's table, and {why}",
+                want="the table of the training; or rows with ids, and a run that recorded the ids",
                 fix="restore that table, or train again",
             )
         if np.array_equal(ids, known.ids):
             return replace(data, split=known.split)
         if secure_mode.make(self.terms().secure).divides_rows:
             raise TrainedRowsError(
-                f"the rows of {whose} differ from those of the training",
+                f"the rows of {whose} differ from the rows of the training",
                 where=str(self.path),
-                want="the same rows: each party has separate rows, and no party recognises all "
-                "of them",
+                want="the same rows as in the training: each party has separate rows, and no "
+                "party recognises all of them",
                 fix="restore that table, or train again",
             )
         parts = known.parts(ids)
@@ -408,8 +421,8 @@ class PartyFolder:
                 f"this run has trained or validated on every row that {whose} has now",
                 where=str(self.path),
                 got=f"{len(parts)} rows",
-                want="test rows of the training, or new rows",
-                fix="restore the table of the training, or add rows to this one",
+                want="rows that were test rows in the training, or new rows",
+                fix="restore the table of the training, or add rows to the present table",
             )
         nothing = np.empty(0, dtype=np.int64)
         order = hashlib.sha256(data.ids_digest + left.tobytes()).digest()
@@ -417,10 +430,10 @@ class PartyFolder:
         return replace(data, split=split, ids_digest=order, unseen=parts == NEW)
 
     def may_test(self, data: PartyData) -> np.ndarray:
-        """Return the mask of the rows that the run neither trained nor validated on, axes (rows,).
+        """Return the mask of rows that the run used neither to train nor to validate, axes (rows,).
 
         Args:
-            data: rows with ids, or the rows of the training.
+            data: rows with ids, or else exactly the rows of the training.
 
         Raises:
             TrainedRowsError: the run's record does not show how these rows were used.
@@ -440,20 +453,25 @@ class PartyFolder:
         return np.select([parts == TRAINED, parts == VALIDATED], ["yes", "validation"], "no")
 
     def _parts(self, data: PartyData) -> np.ndarray | None:
-        """Return how the run used each row, as numbers; None if ids of the rows are missing."""
+        """Return how the run used each row, as numbers.
+
+        None if the rows or the run's record lack ids.
+        """
         known, ids = self.rows(), keyed_ids(data.ids, self._key())
         if known is None or known.ids is None or ids is None:
             return None
         return known.parts(ids)
 
     def require_network(self, terms: Terms) -> None:
-        """Refuse a training that cannot start from this run's weights.
+        """Refuse a training whose network or parties differ from those of this run.
 
         Args:
-            terms: terms of the training, which may have other rows and other training settings.
+            terms: terms of the new training, which may have other rows and other training settings
+                than the run.
 
         Raises:
-            RunFolderError: this party has no part of the earlier run.
+            RunFolderError: this party has no part of the earlier run, from which the training would
+                start.
             DisagreementError: the earlier run had a different network or different parties.
         """
         if not (self.path / _RECORD).exists():
@@ -467,26 +485,26 @@ class PartyFolder:
         if then != now:
             got, want = differing(now, then)
             raise DisagreementError(
-                "a training starts from a run with another network",
+                "a training starts from a run that has a different network",
                 where=f"train.warm_start = '{terms.train.warm_start}'",
                 got=got,
                 want=want,
-                fix="leave these settings unchanged, or train without train.warm_start",
+                fix="set these to the values of the earlier run, or train without train.warm_start",
             )
 
     def in_own_classes(self, data: PartyData) -> PartyData:
-        """Return the same rows, with the labels as class codes of the training."""
+        """Return the same rows, with each label as its class code in the training."""
         learned = self.classes()
         if data.labels is None or data.classes is None or data.classes == learned:
             return data
         code = {name: at for at, name in enumerate(learned or ())}
         if strange := sum(name not in code for name in data.classes):
             raise DataError(
-                "the table has labels of classes that this run has not learned",
+                "the table has labels of classes that did not occur in the training of this run",
                 where=str(self.path),
-                got=f"{strange} further classes",
+                got=f"{strange} classes that did not occur in the training",
                 want=f"the {len(code)} classes of the training",
-                fix="leave these rows out, or train again",
+                fix="remove these rows, or train again",
             )
         codes = torch.tensor([code[name] for name in data.classes])
         return replace(data, labels=codes[data.labels], classes=learned)
@@ -495,20 +513,21 @@ class PartyFolder:
         return bytes.fromhex(self._record()["data_key"])
 
     def require(self) -> None:
-        """Refuse a run in whose folder this party's part is missing.
+        """Refuse a run whose folder does not contain this party's part.
 
         Raises:
-            RunFolderError: the part is missing, because each party of a federation has its own
-                weights.
+            RunFolderError: the part is missing: each party of a federation stores its own weights
+                only.
         """
         if not self.path.exists():
             raise RunFolderError(
                 f"the weights of party '{self.path.name}' are not in this run",
                 where=str(self.path),
-                got="none of its files: in a federation they stay with their party",
-                want="a run of one process, if all parties' weights are needed, as in an attack",
-                fix="vfl train an experiment file whose [parties] have a source each, and use "
-                "that run",
+                got="no file of this party: in a federation, each party keeps its files",
+                want="a run that one process trained for all parties, if all parties' weights are "
+                "needed, as in an attack",
+                fix="run vfl train with an experiment file that has a source for each of "
+                "[parties], and use that run",
             )
 
     def _record(self) -> dict[str, Any]:
@@ -520,7 +539,7 @@ class PartyFolder:
 
 
 def table_format(own: DataSettings | OwnData) -> TableFormat:
-    """Return the format of a table, as an experiment or a party's own file sets it."""
+    """Return the file format of a table, as an experiment or a party's own file sets it."""
     return TableFormat(
         separator=own.separator,
         missing=own.missing,
@@ -539,7 +558,7 @@ def table_format(own: DataSettings | OwnData) -> TableFormat:
 
 
 def own_table(party: PartyFile) -> OwnTable:
-    """Return a party's table as its own file describes it."""
+    """Return a party's table, as the party's own file describes it."""
     own = party.table
     return OwnTable(party.source_path, own.id, own.columns, table_format(own), own.shape)
 
@@ -553,7 +572,7 @@ def _card(
     key: bytes,
     privacy: Sequence[PrivacyStatement] | None,
 ) -> dict[str, Any]:
-    """Return the model card of a party's part: counts, digests, metrics and terms."""
+    """Return the model card of a party's part of a model: counts, digests, metrics and terms."""
     is_label = name in (terms.label_party, *terms.tasks)
     role, half = _role_and_half(name, terms, is_label)
     cells = secure_mode.make(terms.secure).reads_cells
@@ -613,7 +632,7 @@ def _role_and_half(name: str, terms: Terms, is_label: bool) -> tuple[str, str]:
 
 
 def _data_digest(data: PartyData, key: bytes) -> str:
-    """Return the HMAC-SHA256 of a party's inputs, labels and order of rows."""
+    """Return a keyed digest (HMAC-SHA256) of a party's inputs, labels and row order."""
     digest = hmac.new(key, data.ids_digest, hashlib.sha256)
     for one in (data.inputs, data.labels):
         if one is not None:
@@ -624,12 +643,12 @@ def _data_digest(data: PartyData, key: bytes) -> str:
 
 
 def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
-    """Return the rows of a session as this party has them.
+    """Return the rows that this party uses in a session, in the session's order.
 
     Args:
         party: the party's own file.
         terms: the session's terms; a prediction reads new rows with the encoder of the training.
-        task: learning task of the labels, at the label party.
+        task: learning task of the labels (for example classification), at the label party.
 
     Raises:
         DataError: see `vfl.datasets.load_own`.
@@ -644,7 +663,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
         test = test if party.party == terms.label_party else 0.0  # all other rows are for training
         if own.label is None:
             raise DataError(
-                "a party with separate rows also has their labels",
+                "a party with separate rows must also have the labels of these rows",
                 where="data.label",
                 fix="name the label column in [data] of the party's own file",
             )
@@ -680,7 +699,7 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
 def _asked_rows(
     party: PartyFile, terms: Terms, form: TableFormat, place: OnDisk | None
 ) -> PartyData:
-    """Return the rows of a prediction or a serving session, encoded as in the training."""
+    """Return the rows that a prediction or a service reads, encoded as in the training."""
     own, folder = party.table, own_folder(party, terms)
     form, given = replace(form, query=own.predict_query or own.query), own_alignment(party, terms)
     source, encoder = party.predict_path, folder.encoder()
@@ -695,10 +714,11 @@ def _asked_rows(
 def _evaluated_rows(
     party: PartyFile, terms: Terms, trained: PartyFolder, data: PartyData
 ) -> PartyData:
-    """Leave out rows on which this run, or a run compared with it, must not be tested.
+    """Keep only rows on which this run, and all runs compared with it, may be tested.
 
     Raises:
-        TrainedRowsError: the session has a middle party, which cannot compute which rows are left.
+        TrainedRowsError: some rows are left out, and the session has a middle party, which cannot
+            compute which rows remain.
     """
     may_test = [
         PartyFolder(party.run_path(other) / "parties" / party.party).may_test(data)
@@ -709,16 +729,16 @@ def _evaluated_rows(
         data = _common_rows(data, np.logical_and.reduce(may_test), terms)
     if (data.unseen is not None or terms.beside) and terms.middle is not None:
         raise TrainedRowsError(
-            "a party without rows can evaluate only the table of the training",
+            "a session with a party without rows can evaluate only the table of the training",
             where=f"middle.party = '{terms.middle.party}'",
-            got="other rows than those of the training",
+            got="other rows than the rows of the training",
             fix="restore the table of the training, or train again",
         )
     return data
 
 
 def unread_columns(party: PartyFile, data: PartyData) -> list[str]:
-    """Return lines with the names of a table's unused columns, for the party's own screen."""
+    """Return lines that name a table's unused columns; only this party's screen shows them."""
     own = party.table
     read = {*data.columns, *([] if own.label is None else [own.label])}
     return left_out(own_table(party), read, f"{party.party} leaves out")
@@ -733,9 +753,9 @@ def _common_rows(data: PartyData, may_test: np.ndarray, terms: Terms) -> PartyDa
     left = data.split.test[may_test[data.split.test]]
     if not len(left):
         raise TrainedRowsError(
-            "at least one of these runs was trained or validated on each row",
+            "each row was used by at least one of these runs to train or to validate",
             where=", ".join((terms.run, *terms.beside)),
-            fix="runs with the same seed and split, or rows that are new to all of them",
+            fix="compare runs with the same seed and split, or use rows that are new to all runs",
         )
     nothing = np.empty(0, dtype=np.int64)
     order = hashlib.sha256(data.ids_digest + left.tobytes()).digest()
@@ -744,7 +764,7 @@ def _common_rows(data: PartyData, may_test: np.ndarray, terms: Terms) -> PartyDa
 
 
 def earlier_folder(party: PartyFile, terms: Terms) -> PartyFolder | None:
-    """Return the part of an earlier run from which a training starts; None for a new start.
+    """Return this party's part of the run from which a training starts; None for new weights.
 
     Raises:
         RunFolderError: this party has no part of the earlier run.
@@ -759,7 +779,7 @@ def earlier_folder(party: PartyFile, terms: Terms) -> PartyFolder | None:
 
 
 def require_same_top(earlier: Experiment, experiment: Experiment) -> None:
-    """Refuse to start from a run whose label party had another learning task.
+    """Refuse to start from a run whose label party had a different label or learning task.
 
     Raises:
         DisagreementError: the label settings of the two runs differ; the error states both.
@@ -768,36 +788,37 @@ def require_same_top(earlier: Experiment, experiment: Experiment) -> None:
     others = [name for name in now if now[name] != then[name]]
     if others:
         raise DisagreementError(
-            "a training starts from a run with another label or top",
+            "a training starts from a run with a different label or top model",
             where=f"train.warm_start = '{experiment.train.warm_start}'",
             got=", ".join(f"label.{name} = {now[name]}" for name in others),
             want=", ".join(f"label.{name} = {then[name]}" for name in others),
-            fix="leave these settings unchanged, or train without train.warm_start",
+            fix="set these to the values of the earlier run, or train without train.warm_start",
         )
 
 
 def require_numbers(data: PartyData) -> None:
-    """Refuse text columns, which parties with separate rows would encode differently.
+    """Refuse text columns: parties with separate rows would encode the same text differently.
 
     Raises:
-        DataError: there are text columns; each party would number their categories in its own way.
+        DataError: there are text columns; each party would number the categories of a text column
+            in its own way.
     """
     columns = getattr(data.encoder, "columns", ())
     texts = sum(not isinstance(one, NumberColumn) for one in columns)
     if texts:
         raise DataError(
-            "a party with separate rows may have number columns only",
+            "if each party has separate rows, all columns must contain numbers",
             where="data.columns",
-            got=f"{texts} columns of another type",
-            fix="leave them out, or write them as numbers in the same way at every party",
+            got=f"{texts} columns that do not contain numbers",
+            fix="leave these columns out, or write them as numbers, equally at every party",
         )
 
 
 def own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
-    """Return the last version of the agreed alignment; None if rows are joined by ids.
+    """Return the newest version of the agreed alignment; None if parties join rows by ids.
 
-    Only versions that the session's parties made together count, so a run keeps its version when
-    other parties enter or leave.
+    Only versions that all parties of this session made together count, so a run keeps its version
+    when other parties join or leave the project.
     """
     if terms.alignment is None:
         return None
@@ -808,14 +829,14 @@ def own_alignment(party: PartyFile, terms: Terms) -> Alignment | None:
 
 
 def alignment_folder(party: PartyFile, terms: Terms) -> Path:
-    """Return the folder with the versions of the alignment from which a session takes its rows."""
+    """Return the folder with the versions of the alignment that orders a session's rows."""
     assert terms.alignment is not None, "there is one"
     of_predicted = terms.mode in ("predict", "serve")
     return party.alignment_path(terms.alignment, of_predicted=of_predicted)
 
 
-#: The name of the file is a warning: a person who knows the secret's origin can compute every
-#: random draw.
+#: The file name is a warning: a person who knows how the secret was made can compute every random
+#: draw.
 INJECTED_SECRET = "secret-for-trials"
 
 
@@ -825,7 +846,7 @@ def own_folder(party: PartyFile, terms: Terms) -> PartyFolder:
 
 
 def part_of(run: Path, party: PartyFile) -> PartyFolder:
-    """Return this party's part of a run in its store, also if the party's name has changed."""
+    """Return this party's part of a stored run, even if the party was renamed after the run."""
     own, parts = run / "parties" / party.party, [*(run / "parties").glob("*")]
     return PartyFolder(parts[0] if not own.exists() and len(parts) == 1 else own)
 
@@ -839,7 +860,7 @@ def own_checkpoints(party: PartyFile, terms: Terms) -> Checkpoints | None:
 
 
 def own_ledger(party: PartyFile) -> SessionLedger:
-    """Return the ledger of the sessions of this party."""
+    """Return this party's ledger of sessions."""
     paths = [path for product in products().values() for path in product.ledgers]
     others = [named(path)(party) for path in paths]
     folder, consent = party.store_path / "sessions", party.consent
@@ -855,7 +876,7 @@ def own_ledger(party: PartyFile) -> SessionLedger:
 
 
 def _own_log(party: PartyFile, folder: Path) -> SessionLog:
-    """Return the log of a party's ledger; the log is signed if the party has an identity key."""
+    """Return the session log of a party; it is signed if the party has an identity key."""
     key = party.beside(party.identity.key)
     identity = Identity.kept_at(key) if key.exists() else None
     given = party.consent.model_dump(mode="json", exclude_defaults=True)
@@ -863,9 +884,9 @@ def _own_log(party: PartyFile, folder: Path) -> SessionLog:
 
 
 def trained_digests(party: PartyFile, data: PartyData) -> np.ndarray:
-    """Return keyed digests of the training rows; the ledger compares them between sessions, uint64.
+    """Return keyed digests of the training rows, for comparison between sessions, uint64.
 
-    If rows have no ids, their positions in one fixed order take the place of the ids.
+    If rows have no ids, the digests are computed from the rows' positions in one fixed order.
     """
     rows, order = data.split.train, data.ids_digest.hex()
     places = rows if data.ids is None else data.ids[rows]
@@ -874,7 +895,7 @@ def trained_digests(party: PartyFile, data: PartyData) -> np.ndarray:
 
 
 def digests_of_ids(party: PartyFile, ids: Sequence[str]) -> np.ndarray:
-    """Return the keyed digests that the ledger has for these ids, uint64, axes (ids,)."""
+    """Return the keyed digests under which the ledger stores these ids, uint64, axes (ids,)."""
     key = _lasting_secret(party).key("rows of exact statistics")
     found = keyed_ids(np.asarray(ids, dtype=object), key)
     assert found is not None, "there are ids"
@@ -882,7 +903,10 @@ def digests_of_ids(party: PartyFile, ids: Sequence[str]) -> np.ndarray:
 
 
 def own_terms(experiment: Experiment, mode: Mode, run: str, party: PartyFile) -> Terms:
-    """Return the terms that the label party offers; with [dp], they have a key for drawing rows."""
+    """Return the terms that the label party offers.
+
+    With [dp], they contain a key for row sampling.
+    """
     terms = Terms.of(experiment, mode, run)
     return terms if terms.dp is None else terms.keyed(_lasting_secret(party))
 
@@ -895,7 +919,9 @@ def _lasting_secret(party: PartyFile) -> Secret:
 
 
 def own_augment(party: PartyFile, data: PartyData | None) -> Augment | None:
-    """Build the augmentation that a party's own file sets for training rows; None if it sets none.
+    """Build the augmentation of training rows that a party's own file sets.
+
+    None without augmentation.
 
     Raises:
         SpecError: see `augmentation_of`.
@@ -906,12 +932,12 @@ def own_augment(party: PartyFile, data: PartyData | None) -> Augment | None:
 
 
 def own_secret(party: PartyFile, entry: Entry) -> Secret:
-    """Return this party's secret for one run name, so that no two sessions use the same draws.
+    """Return this party's secret for a run name; no two sessions draw the same numbers.
 
-    The secret is derived from a secret that the operating system generated at first use, and from
-    the ledger's entry for the run name: the label party can choose the name, but not the nonce in
-    the entry. For reproducible experiments, the owner can place a secret in the store; this secret
-    is then used unchanged in every run.
+    The secret is derived from the store's secret, which the operating system generated at first
+    use, and from the ledger's entry for the run name: the label party can choose the name, but not
+    the random nonce in the entry. For reproducible experiments, the owner can place a secret file
+    in the store; this secret is then used unchanged in every run.
     """
     lasting = _lasting_secret(party)
     injected = (party.store_path / INJECTED_SECRET).exists()
