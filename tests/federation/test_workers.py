@@ -144,7 +144,7 @@ def test_signals_reach_the_command(standing, folder, number, code):
     out, err = process.communicate(timeout=60)
     if code is None:  # the child of these programs has no handler, and dies of it
         assert process.returncode == 1
-        assert "the process that ran this command ended" in err
+        assert "process that ran this command has died" in err
     else:
         assert out == f"code {code}\n"
 
@@ -164,7 +164,7 @@ def children(pid):
 
 
 def test_a_command_whose_process_dies_is_a_lost_peer(standing, folder):
-    with pytest.raises(LostPeerError, match="the process that ran this command ended"):
+    with pytest.raises(LostPeerError, match="process that ran this command has died"):
         workers.hand_over(folder, ["die"])
 
 

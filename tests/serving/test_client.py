@@ -133,7 +133,10 @@ def test_a_party_that_is_away_is_waited_for_and_not_for_ever(answering, token):
 )
 def test_what_is_no_service_of_ours_is_no_answer(answering, token, answer):
     address, asked = answering((200, answer))
-    with Client(address, token) as client, pytest.raises(ProtocolError, match="not from vfl serve"):
+    with (
+        Client(address, token) as client,
+        pytest.raises(ProtocolError, match="does not come from vfl serve"),
+    ):
         client.predict(["7"])
     assert len(asked) == 1
 

@@ -1,31 +1,31 @@
-"""A party's standing worker: a process that has made all imports, and forks for each session.
+"""A party's standing worker: a process with all imports made in advance, which forks sessions.
 
-Most of the time before a session's first exchange goes into starting processes and importing torch
-and Flower. Each service therefore has one standing worker: a process that has made these imports
-already. To run a program, a client connects to the worker's socket, and the worker forks a child
+Most of the time before a session's first exchange is needed to start processes and to import torch
+and Flower. Each service therefore has one standing worker: a process that has already made these
+imports. To run a program, a client connects to the worker's socket, and the worker forks a child
 that runs the program. The clients are:
 
-- Flower's SuperExec, which starts the ClientApp or ServerApp of a session.
-- The service of a party, which starts SuperExec. `vfl up` keeps the worker of the service and of
+- Flower's SuperExec, which starts the ClientApp or ServerApp of a session. - The service of a party
+(a SuperLink or SuperNode), which starts SuperExec. `vfl up` keeps the worker of the service and of
   SuperExec (`StandingWorker`), and starts the worker before them.
 - A command of the label party; the worker runs the command in place of the calling process
   (`hand_over`).
-- A command that starts every party on this machine; one worker then runs the command itself and the
-  SuperExecs of all parties. Torch is then imported once, and not once in each process
-  (`run_among_parties`).
+- A command that starts every party on this machine; one worker then runs this command and the
+SuperExecs of all parties. Torch is then imported only once, instead of once in each process
+(`run_among_parties`).
 
-The socket is in the folder of the local API (mode 0700), and the worker answers no process of
-another user. The process that starts the worker chooses the programs that the worker may run. Each
-program makes its usual checks, so that a bundle is checked before it is unpacked. A fork of a
-process with several threads may inherit a lock that is never released, so a worker with more than
-one thread ends: programs then start in the slow way, as they do without a worker. A worker runs
-only under Linux, because it needs the list of its threads, and the user of the process at the other
-end of the socket.
+The socket is in the folder of the local API (mode 0700), and the worker accepts no request from
+another user's process. The process that starts the worker chooses the programs that the worker may
+run. Each program still makes its usual checks, so a bundle is checked before it is unpacked. A fork
+of a process with several threads may inherit a lock that is never released, so a worker that has
+more than one thread ends: programs then start without a worker, which takes longer. A worker runs
+only under Linux, because it needs the list of its threads, and the user id of the process at the
+other end of the socket.
 
-A caller sends the length of its request, its three standard files (input, output, error), and the
-request. The first byte of the answer states whether the worker accepts the request, and the second
-byte is the program's exit code. Between these two bytes, each byte that the caller sends is the
-number of a signal for the program.
+A caller sends the length of its request, its three standard file descriptors (input, output,
+error), and the request. The first byte of the answer states whether the worker accepts the request,
+and the second byte is the program's exit code. After the first byte, each byte that the caller
+sends is the number of a signal; the worker passes this signal to the program.
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ _SOCKET = "worker"
 _ACCEPTED, _REFUSED = b"+", b"-"
 _LENGTH_BYTES = 4
 _MAX_REQUEST_BYTES = 1 << 20
-#: Time limit for an answer, in seconds; a worker that has just started answers only after all its
-#: imports.
+#: Longest wait for an answer of the worker, in seconds; a worker that has just started answers only
+#: after all its imports.
 _ANSWER_TIMEOUT_S = 30.0
-#: Pause between restarts in seconds, so that a worker that dies immediately does not keep a core
-#: busy.
+#: Pause between two restarts of the worker in seconds, so that a worker that dies immediately does
+#: not keep a core busy.
 _RESTART_S = 5.0
-#: Modules of other packages that a session needs; the worker imports them, so that no child has to.
+#: Modules of other packages that a session needs; the worker imports these modules, so that its
+#: forks need not import them.
 _APPS = (
     "pyarrow.dataset",
     "pyarrow.pandas_compat",
@@ -88,10 +89,10 @@ PRELOADED = {
         *_APPS,
     ),
 }
-#: Environment variable with the folder of a worker that several services share; without this
-#: variable, each SuperExec starts its own worker.
+#: Environment variable with the folder of a worker that several services share; if the variable is
+#: not set, each SuperExec starts its own worker.
 SHARED_VARIABLE = "VFL_SHARED_WORKER"
-#: Arrow would start a thread for its second allocator, which vfl does not use.
+#: The library Arrow would start a thread for its second memory allocator, which vfl does not use.
 _ENVIRONMENT = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _forked = False
 
@@ -114,14 +115,14 @@ class WorkerClient:
 
     @property
     def reachable(self) -> bool:
-        """Return True: whether the worker runs shows only in its answer to a request."""
+        """Return True; only the answer to a request shows whether the shared worker runs."""
         return True
 
     def supervise(self) -> None:
         """Do nothing, because the process that started the worker restarts it."""
 
     def popen(self, command: Sequence[str], **options: Any) -> None:
-        """Start a program without waiting for it; replaces `subprocess.Popen`."""
+        """Start a program and return at once; this method replaces `subprocess.Popen`."""
         if command[0] == self._program and self.reachable:
             with (
                 open(os.devnull, "r+b") as nothing,
@@ -134,11 +135,11 @@ class WorkerClient:
         self._subprocesses.append(Process(command[0], command, os.environ, **options))
 
     def run(self, command: Sequence[str]) -> int | None:
-        """Run a program to its end, no later than the end of this process.
+        """Run a program until it ends; the program ends at the latest when this process ends.
 
         Returns:
-            The program's exit code, 1 if the program died; None if the worker does not accept the
-            request.
+            The program's exit code, or 1 if the program was killed; None if the worker does not
+            accept the request.
         """
         with connected_to(self._folder, _SOCKET, _ANSWER_TIMEOUT_S) as connection:
             if not connection or not _request(connection, command, (0, 1, 2), follows=True):
@@ -153,10 +154,10 @@ class StandingWorker(WorkerClient):
     Args:
         folder: folder of the service's local API.
         program: the only Flower program that the worker runs.
-        command: command that starts the worker; the command's standard input is the listening
+        command: command line that starts the worker; the worker's standard input is the listening
             socket.
-        environment: environment of the worker; None takes the environment of this process.
-        options: further options for starting the worker; see `subprocess.Popen`.
+        environment: environment variables of the worker; None takes those of this process.
+        options: further arguments of `subprocess.Popen` for the worker.
     """
 
     def __init__(
@@ -181,12 +182,15 @@ class StandingWorker(WorkerClient):
         return self._process is not None and self._process.alive
 
     def supervise(self) -> None:
-        """Restart the worker if it has died, unless it ended because no worker can run here."""
+        """Restart the worker if it has died.
+
+        Do nothing if it ended because no worker can run here.
+        """
         if self._process is None or (code := self._process.exit_code) is None:
             return
         if code == 0:
             self._process = None
-            self._listener.close()  # a caller must not wait for a worker that cannot run
+            self._listener.close()  # callers then start their programs without a worker
         elif monotonic() > self._started + _RESTART_S:
             print(f"vfl: the standing worker ended (exit {code}); starting it again", flush=True)
             self._start()
@@ -197,7 +201,7 @@ class StandingWorker(WorkerClient):
         return self._process.pid if self._process else None
 
     def close(self) -> None:
-        """End the worker, but not its forks; wait for programs that were started without it."""
+        """End the worker, but not its forks; wait for programs that started without the worker."""
         self._listener.close()
         if self._lifeline is not None:
             os.close(self._lifeline)
@@ -215,14 +219,14 @@ class StandingWorker(WorkerClient):
 
 
 def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
-    """Let the label party's standing worker run a `vfl` command in place of this process.
+    """Let the label party's standing worker run a `vfl` command instead of this process.
 
     Args:
-        path: a project, its label folder, or a run in its store.
+        path: path of a project, of its label folder, or of a run in its store.
         arguments: arguments of the `vfl` command.
 
     Returns:
-        The exit code; None if no worker accepts the command, so that the caller has to run it
+        The exit code; None if no worker accepts the command, and the caller must run the command
         itself.
 
     Raises:
@@ -235,7 +239,7 @@ def hand_over(path: Path, arguments: Sequence[str]) -> int | None:
 def run_among_parties(
     command: Sequence[str], environment: Mapping[str, str], arguments: Sequence[str]
 ) -> int | None:
-    """Let a new worker run a `vfl` command that starts all parties, and run their sessions too.
+    """Start a worker that runs a `vfl` command and the sessions of all parties which it starts.
 
     Args:
         command: command that starts the worker; see `StandingWorker`.
@@ -243,7 +247,7 @@ def run_among_parties(
         arguments: arguments of the `vfl` command.
 
     Returns:
-        The exit code; None if no worker can run here, so that the caller has to run it itself.
+        The exit code; None if no worker can run here, and the caller must run the command itself.
 
     Raises:
         LostPeerError: the process that ran the command died.
@@ -256,16 +260,16 @@ def run_among_parties(
         os.environ[SHARED_VARIABLE] = name
         try:
             with suppress(LostPeerError):
-                worker.receive()  # one line: the worker is ready, or the reason why it ended
+                worker.receive()  # the worker writes one line: that it is ready, or why it ended
             return _run_in_worker(Path(name), arguments)
         finally:
             del os.environ[SHARED_VARIABLE]
             os.close(lifeline)
-            worker.stop()  # on a busy machine, the worker may end late after the pipe closes
+            worker.stop()  # on a busy machine, the worker may end some time after the pipe closes
 
 
 def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
-    """Run a `vfl` command in the worker; return its exit code, or None if it was not accepted."""
+    """Run a `vfl` command in the worker; return its exit code, or None if the worker refuses it."""
     if _forked:
         return None
     with connected_to(folder, _SOCKET, _ANSWER_TIMEOUT_S) as connection:
@@ -276,7 +280,8 @@ def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
         connection.settimeout(None)
         while True:
             try:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # earlier signals are passed on
+                # signals that were blocked until here are passed on
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 code = connection.recv(1)
                 break
             except (KeyboardInterrupt, SystemExit) as ended:
@@ -286,9 +291,9 @@ def _run_in_worker(folder: Path, arguments: Sequence[str]) -> int | None:
                     connection.sendall(bytes([number]))
     if not code:
         raise LostPeerError(
-            "the process that ran this command ended",
+            "the worker's process that ran this command has died",
             where=str(folder / _SOCKET),
-            fix="run it again: a dead standing worker is restarted",
+            fix="run the command again: a standing worker that has died is restarted",
         )
     return code[0]
 
@@ -302,7 +307,7 @@ def answers(folder: Path) -> bool:
 def _start_worker(
     command: Sequence[str], listener: socket.socket, environment: Mapping[str, str], **options: Any
 ) -> tuple[Process, int]:
-    """Start a worker that ends when its pipe closes, at the latest when this process ends."""
+    """Start a worker that ends when its pipe closes, at the latest with this process."""
     read_end, lifeline = os.pipe()
     os.set_inheritable(read_end, True)
     worker = Process(
@@ -327,7 +332,10 @@ def _api_folder(path: Path) -> Path | None:
 def _request(
     connection: socket.socket, arguments: Sequence[str], files: Sequence[int], *, follows: bool
 ) -> bool:
-    """Ask the worker to run a program with these standard files; return whether it accepts."""
+    """Ask the worker to run a program with these standard files.
+
+    Return whether the worker accepts.
+    """
     umask = os.umask(0o077)
     os.umask(umask)
     try:
@@ -356,7 +364,7 @@ def _identity() -> list[str]:
 
 
 def preload(program: str) -> None:
-    """Import the modules of other packages that a program needs."""
+    """Import those modules of other packages that a Flower program needs."""
     for module in PRELOADED[program]:
         import_module(module)
 
@@ -368,22 +376,23 @@ def serve(
 
     Args:
         programs: programs that a caller may request, by name.
-        preloads: functions that import modules; between two of them, the worker accepts callers
-            that wait.
+        preloads: functions that import modules; between two of these functions, the worker serves
+            waiting callers.
         lifeline: a pipe that closes when the process that started the worker ends.
     """
     listener = socket.socket(fileno=os.dup(0))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    # the operating system then removes ended children itself
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _set_process_name(NAME)
     connection = None
-    gc.disable()  # imported modules stay in memory until the end
+    gc.disable()  # imported modules stay in memory until the worker ends
     for prepare in (*preloads, _warm_up, _settle):
         prepare()
         if (threads := len(os.listdir("/proc/self/task"))) > 1:
             print(f"vfl: no worker can run here: it would have {threads} threads", flush=True)
             return
-        # SuperExec needs few modules, and a serving session needs no trial step, so neither has to
-        # wait for all imports.
+        # SuperExec needs few modules, and a serving session needs no training step, so the worker
+        # accepts their requests before all imports are done.
         if connection := _asked(listener, lifeline, wait=False):
             break
     else:
@@ -400,16 +409,17 @@ def serve(
 
 
 def _settle() -> None:
-    """Exclude all imported objects from garbage collection, so that forks share their memory."""
+    """Exclude imported objects from garbage collection, so that forks share their memory."""
     gc.collect()
-    gc.freeze()  # otherwise a collection in a child would copy the memory pages that it visits
+    # otherwise a garbage collection in a fork would copy the memory pages that it visits
+    gc.freeze()
     return_memory()
 
 
 def _thaw() -> None:
-    """At the process's end, give the objects that `_settle` excluded back to the garbage collector.
+    """When the process ends, return the objects that `_settle` excluded to the garbage collector.
 
-    Otherwise Triton, which torch imports in builds for CUDA, reports leaks on standard error.
+    Otherwise Triton, which torch's CUDA builds import, reports memory leaks on standard error.
     """
     if "triton" in sys.modules:
         gc.enable()
@@ -417,9 +427,9 @@ def _thaw() -> None:
 
 
 def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.socket | None:
-    """Accept a caller and fork: return its connection in the child, or None when the worker ends.
+    """Accept callers and fork; return the connection in the fork, and None when the worker ends.
 
-    With `wait`, the worker waits for the next caller, until `lifeline` closes.
+    With `wait`, the worker waits for callers until `lifeline` closes.
     """
     while True:
         ready = select.select([listener.fileno(), lifeline], [], [], None if wait else 0)[0]
@@ -430,7 +440,7 @@ def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.sock
 
 
 def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
-    """Accept a caller and fork; return its connection in the child, and None in the worker."""
+    """Accept one caller and fork; return the connection in the fork, and None in the worker."""
     try:
         connection, _ = listener.accept()
         try:
@@ -438,13 +448,13 @@ def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
                 return connection.dup()
         finally:
             connection.close()
-    except OSError as problem:  # no more files or processes: the caller gets no answer
+    except OSError as problem:  # if files or processes run out, the caller gets no answer
         print(f"vfl: the worker cannot take a request: {problem.strerror}", flush=True)
     return None
 
 
 def _warm_up() -> None:
-    """Import all modules that a first training step and the count of a model's memory need.
+    """Run one training step and count a model's memory, which imports all modules that both need.
 
     The training step uses vfl's own optimiser, because torch's optimiser imports torch's compiler.
     Counting the model's memory on torch's meta device imports the compiler, too.
@@ -471,7 +481,7 @@ def _reset_child(listener: socket.socket, lifeline: int) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import numpy as np
 
-    np.random.seed()  # after a fork, Python gives a new seed only to `random`
+    np.random.seed()  # after a fork, Python reseeds only the module `random`
 
 
 def _run_requested(connection: socket.socket, programs: Mapping[str, Program]) -> None:
@@ -480,7 +490,7 @@ def _run_requested(connection: socket.socket, programs: Mapping[str, Program]) -
     for target, file in enumerate(files):
         os.dup2(file, target)
         os.close(file)
-    if not head:  # the caller has disconnected
+    if not head:  # the caller has already disconnected
         return
     request = _read(connection, int.from_bytes(head, "little"))
     if request["of"] != _identity() or request["arguments"][0] not in programs:
@@ -494,7 +504,8 @@ def _run_requested(connection: socket.socket, programs: Mapping[str, Program]) -
     _set_process_name(sys.argv[0])
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    connection.sendall(_ACCEPTED)  # for a caller that has disconnected, no program starts
+    # if the caller has disconnected, this call fails, and no program starts
+    connection.sendall(_ACCEPTED)
     if not request["follows"]:
         connection.close()
         programs[sys.argv[0]]()
@@ -529,7 +540,7 @@ def _read(connection: socket.socket, length: int) -> Any:
 
 
 def _pass_signals_on(connection: socket.socket, done: threading.Event) -> None:
-    """Raise the caller's signals in this process, and raise SIGTERM when the caller has ended."""
+    """Raise the signals that the caller sends, and SIGTERM when the caller has ended."""
     number = signal.SIGINT
     while number == signal.SIGINT:
         number = signal.SIGTERM
@@ -540,6 +551,6 @@ def _pass_signals_on(connection: socket.socket, done: threading.Event) -> None:
 
 
 def _set_process_name(name: str) -> None:
-    """Set the name in the output of `ps` and `top`."""
+    """Set the process name that `ps` and `top` print."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name)

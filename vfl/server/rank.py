@@ -1,9 +1,9 @@
-"""A further rank of the label party: processes its share of every batch of the session.
+"""A further rank (process) of the label party: it processes its share of every batch of a session.
 
-The rank listens at its own port for the same rank of every feature party, with the session's
-certificate. On another machine, the rank makes its own certificate, so that no private key has to
-be sent. The rank stores and reports nothing, because rank 0 does so. The rank does not import
-Flower, which only rank 0 needs.
+The rank listens at its own port for the ranks of the same number of all feature parties, with the
+session's TLS certificate. A rank on another machine makes its own certificate, so that no private
+key has to be sent. The rank stores nothing and reports no metrics, because rank 0 does both. The
+rank does not import Flower, which only rank 0 needs.
 """
 
 from __future__ import annotations
@@ -51,16 +51,19 @@ def start_ranks(
     certificate: ServerCertificate,
     nodes: Mapping[str, int],
 ) -> dict[str, tuple[RankStream, ...]]:
-    """Start the further ranks; when all ranks listen, return their streams by feature party.
+    """Start the further ranks.
+
+    Wait until all of them listen, and return their streams by feature party.
 
     Args:
         ranks: the further ranks to start.
         party: the label party's own file.
         experiment: the experiment to train.
-        terms: terms of the session.
-        session: identifier of the session on the streams.
+        terms: agreed terms of the session.
+        session: identifier of the session on the TCP streams.
         start: first exchange.
-        certificate: certificate of rank 0's stream; ranks on this machine use the same certificate.
+        certificate: TLS certificate of rank 0's stream; ranks on this machine use the same
+            certificate.
         nodes: Flower's node ids, by feature party.
 
     Raises:
@@ -98,10 +101,11 @@ def start_ranks(
 
 
 def play_rank(order: Order) -> None:
-    """Run one further rank of the label party through a training.
+    """Run one further rank (process) of the label party through a training.
 
     Raises:
-        VFLError: the error that ended the session; the feature parties' ranks have received it.
+        VFLError: the error that ended the session; the feature parties' ranks of the same number
+            have received it.
     """
     party, terms = read_party_file(order.party_file), Terms.model_validate(order["terms"])
     settings = FederationSettings.model_validate(order["settings"])
@@ -115,7 +119,7 @@ def play_rank(order: Order) -> None:
         certificate = session_certificate([host])
         at = {"host": host, "ca_pem": certificate.ca_pem.decode()}
     listener = None
-    if pems:  # the address outside of this machine's router, if there is a router
+    if pems:  # if this machine has a router, feature parties reach the rank through the router
         listener = routed_listener(order["session"], host, settings.stream_port, order.rank)
     hub = _hub(order, terms, settings, data, host, certificate, listener)
     with errors_reported(hub, data.name):
@@ -136,9 +140,9 @@ def _hub(
         introduction = Introduction.parse(dict(about))
         if introduction.party != name:
             raise DisagreementError(
-                f"a rank introduced itself as party '{introduction.party}'",
-                got=f"a token of '{name}'",
-                want="every party's ranks under its own name",
+                f"a rank announced that it belongs to party '{introduction.party}'",
+                got=f"the token of party '{name}'",
+                want="a rank of each party, under the party's own name",
             )
         check_introduction(introduction, terms, data, order["session"])
         return {}
@@ -177,8 +181,8 @@ def _train(
         for name in rules.peers(terms)
     }
     device = device_of(party.device, order.local_rank)
-    # The rank's own secret is never used: weights come from rank 0, and settings that draw random
-    # numbers are refused.
+    # No random number of this rank depends on its own secret: weights come from rank 0, and
+    # settings that draw random numbers are refused.
     ranks = order.join_group(device, data)
     own = Own(Secret.fresh(), device=device, ranks=ranks, augment=own_augment(party, data))
     objective, records = Objective.of(label, data.outputs), Records(ledger)

@@ -1,4 +1,4 @@
-"""The label party of a secret-shared network, which learns and evaluates the outputs."""
+"""The label party of a secret-shared network, which learns the outputs and evaluates them."""
 
 from __future__ import annotations
 
@@ -41,28 +41,30 @@ from vfl.session.secure_mode import (
 )
 
 _TASK, _SHARE = "task.", "share."
-#: Number of training rows whose loss is computed at a time.
+#: Number of training rows whose loss is computed at one time.
 _MEASURED_ROWS = 1 << 14
 
 
 class WholeNetworkLabel(AnyLabelParty):
-    """Runs the label party of a secret-shared network through a session.
+    """Runs the label party of a secret-shared network from the start to the end of a session.
 
     Args:
-        data: labels (not needed for predictions) and own columns, aligned with the rows of all
-            parties.
+        data: the label party's labels (not needed for predictions) and columns, with rows in the
+            order that all parties use.
         terms: terms of the session.
         attempt: identifier of the session, and number of its restarts.
         streams: network streams to the two other parties, by name.
-        receive_any: function that returns the next frame from any party, and the party's name.
+        receive_any: function that returns the next frame that any party sent, and the name of this
+            party.
         own: private state of the party.
         objective: learning objective.
-        weights: stored shares of the trained weights, for evaluation and prediction.
+        weights: stored shares of the trained weights, for an evaluation or prediction.
         records: object that receives metrics and progress.
         agreed: see `SecureMode.outer_network`.
 
     Raises:
-        SpecError: this mode does not support a setting, or the top cannot be computed on shares.
+        SpecError: a secret-shared network does not support a setting, or the top model cannot be
+            computed on shares.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class WholeNetworkLabel(AnyLabelParty):
         self.network = mode.middle_network(terms, attempt, streams, receive_any, rows)
         stopping = EarlyStopping(terms.train, self.network.weights, self.network.load_weights)
         super().__init__(data, terms, own, task, records, stopping)
-        # in this mode, parties send no cuts
+        # with a secret-shared network, parties send no cuts
         self.aggregator = CutAggregator({}, self.ledger, stopping)
         self.reports: list[PartyReport] = []
         self._shares: dict[str, Tensor] | None = None
@@ -100,7 +102,10 @@ class WholeNetworkLabel(AnyLabelParty):
         start: int,
         through: Callable[[Iterable[Exchange]], Iterator[Exchange]] = iter,
     ) -> None:
-        """Run a session from exchange `start` on; see `WholeNetworkParty.play`."""
+        """Run a session, beginning with the exchange of number `start`.
+
+        See `WholeNetworkParty.play`.
+        """
         self.ledger.phase = SETUP
         state = None
         if start and self._checkpoints is not None:
@@ -117,7 +122,7 @@ class WholeNetworkLabel(AnyLabelParty):
             for frame, name in zip(frames, rules.peers(self.terms), strict=True)
         ]
 
-    # Methods for a service; see `vfl.session.label.asking.Asking`.
+    # Methods that a service calls; see `vfl.session.label.asking.Asking`.
 
     @property
     def ends(self) -> Mapping[str, ServedEnd]:
@@ -129,15 +134,15 @@ class WholeNetworkLabel(AnyLabelParty):
         return cast(AskingNetwork, self.network)
 
     def begin(self) -> None:
-        """Prepare for queries."""
+        """Prepare the network for queries of a service."""
         self.network.begin(self._shares)
 
     def query(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
-        """Compute the outputs from all parties' answers, axes (rows, outputs)."""
+        """Compute the outputs of queried rows with the other parties, axes (rows, outputs)."""
         return {SUM: self._asking.answered(exchange, inputs, self.aggregator.without).float()}
 
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
-        """Return the outputs that `query` computed."""
+        """Return the outputs that the last call of `query` computed."""
         return cuts[SUM]
 
     @property
@@ -157,12 +162,12 @@ class WholeNetworkLabel(AnyLabelParty):
         return self.network.split
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the label party's own shares, if any, and the state its task fitted to labels."""
+        """Return the label party's shares, if any, and the state of its task."""
         shares = {f"{_SHARE}{name}": share for name, share in self.network.weights().items()}
         return shares | {f"{_TASK}{name}": one for name, one in self._task.state_dict().items()}
 
     def revealed(self) -> list[Revealed]:
-        """Return kinds and sizes of the values that the label party has learned."""
+        """Return the kinds and the numbers of values that the label party has learned."""
         return self.network.revealed()
 
     def traffic(self) -> list[dict[str, Any]]:
@@ -181,7 +186,7 @@ class WholeNetworkLabel(AnyLabelParty):
         return (*self._defense.privacy(), *self.network.privacy())
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state from which a training resumes: shares and counters."""
+        """Return the state from which an interrupted training resumes: shares and counters."""
         return {
             "network": self.network.training_state(),
             "stopping": self.stopping.state(),
@@ -210,22 +215,22 @@ class WholeNetworkLabel(AnyLabelParty):
             truth = None if self.data.labels is None else self._labels_of(asked)
             if (verdict := self._note(outputs.float(), truth, asked)) is not None:
                 self.network.send_verdict(verdict, exchange.step)
-        # The checkpoint is committed only here, because the last frame of an exchange shows that
-        # both other parties have started the exchange, and have therefore saved their checkpoint.
+        # The checkpoint is committed only here: the last frame of an exchange shows that both other
+        # parties have started the exchange, and therefore that they have saved their checkpoints.
         if kept is not None:
             kept.commit(exchange.step)
 
     def _aligned(self, exchange: Exchange) -> Exchange:
-        """Return the same exchange, with rows as positions among the aligned rows."""
+        """Return the same exchange, whose rows are now positions among the aligned rows."""
         phase = "test" if exchange.phase == "predict" else exchange.phase
         return replace(exchange, rows=getattr(self.data.split, phase)[exchange.rows])
 
     def _labels_of(self, exchange: Exchange) -> Tensor:
-        assert self.data.labels is not None, "called only if there are labels"
+        assert self.data.labels is not None, "this is called only if there are labels"
         return self.data.labels[torch.from_numpy(exchange.rows)]
 
     def _measure(self, outputs: Tensor, exchange: Exchange) -> None:
-        """Measure the outputs of training rows after a step, in blocks of rows."""
+        """Measure loss and metrics of a step's training rows, in blocks of rows."""
         for start in range(0, len(outputs), _MEASURED_ROWS):
             rows = slice(start, start + _MEASURED_ROWS)
             own = outputs[rows].float()
@@ -241,7 +246,7 @@ def task_and_rows(
     agreed: Callable[[Mapping[str, Layers]], object],
     defense: Defense,
 ) -> tuple[Task, OwnRows]:
-    """Return the label party's task and inputs, with labels as the defense changes them.
+    """Return the label party's task and inputs, with the labels that the defense has changed.
 
     Raises:
         ExposedCutError: see `_check_objective`.
@@ -282,11 +287,11 @@ def task_and_rows(
 
 
 def _check_objective(data: PartyData, objective: Objective, reads_cells: bool) -> None:
-    """Raise an error for row weights and losses that the protocol does not support.
+    """Raise an error for row weights or a loss function that the protocol does not support.
 
     Raises:
-        ExposedCutError: rows or classes have weights, which would need fractions of shares; or a
-            loss is named.
+        ExposedCutError: rows or classes have weights, which would require fractions in shares; or
+            the experiment names a loss function.
     """
     weighted = {
         "label.class_weight": objective.class_weight != "none",
@@ -300,13 +305,13 @@ def _check_objective(data: PartyData, objective: Objective, reads_cells: bool) -
         )
     if objective.loss is not None:
         raise ExposedCutError(
-            "the protocol of this mode has its own loss",
+            "a secret-shared network has a fixed loss function",
             got=f"label.loss = '{objective.loss}'",
             want="label.loss left out",
         )
 
 
 def _without(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the entries whose names begin with a prefix; the prefix is removed from the names."""
+    """Return the entries whose names begin with a prefix, under their names without the prefix."""
     size = len(prefix)
     return {name[size:]: value for name, value in weights.items() if name.startswith(prefix)}

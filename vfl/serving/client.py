@@ -1,7 +1,8 @@
-"""Client of `vfl serve`: queries rows over HTTP, in requests of an accepted size.
+"""Client of `vfl serve`: queries rows over HTTP, in requests that the service accepts.
 
-The client needs neither torch nor a run. It needs this package, the service's address, a file with
-the token, and the authority's certificate if a private authority signed the service's certificate.
+The client needs neither torch nor a run's folder. It needs only this package, the service's
+address, and a file with the client's token; if a private authority signed the service's
+certificate, also the authority's certificate.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from vfl.core.errors import (
 from vfl.core.text import printable
 from vfl.transport.stream import require_loopback
 
-#: Shortest and longest pause in seconds between two attempts.
+#: Shortest and longest pause in seconds between two attempts to send a request.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 #: Largest size in bytes of a service's answer to a request.
 _MOST_BYTES = 1 << 28
-#: Error codes of temporary refusals: too many requests, too many rows at a party, an absent party.
+#: Error codes of temporary refusals: too many requests, too many rows at a party, or an absent
+#: party.
 _PASSES = ("rate", "party", "away")
 _ERRORS: Mapping[int, type[VFLError]] = {
     401: AuthenticationError,
@@ -51,21 +53,22 @@ class Client:
     """Client of one service; usable as a context manager.
 
     Args:
-        address: address of the service, such as "https://score.lender.example:8080"; http only on
-            this machine.
+        address: address of the service, such as "https://score.lender.example:8080"; http is
+            accepted only for this machine.
         token: file whose first line is the client's token.
         ca: PEM file of the authority that signed the service's certificate; None trusts the
             operating system's authorities.
-        certificate: PEM file with the client's own certificate and key, if the service requires a
-            client certificate.
+        certificate: PEM file with the client's certificate and private key, if the service requires
+            a client certificate.
         timeout_s: time limit in seconds for the answer to each attempt.
         attempts: largest number of attempts for a request that failed for a reason that may be
-            temporary: an absent party (503), too many requests per second (429), or no connection.
-        sleep: function that waits for a number of seconds.
+            temporary: an absent party (503), too many requests per second (429), or a failed
+                connection.
+        sleep: function that waits the given number of seconds.
 
     Raises:
-        UserError: the address is invalid, or belongs to another machine and has no TLS; or the file
-            has no token.
+        UserError: the address is invalid, or is the address of another machine without TLS; or the
+            file contains no token.
     """
 
     def __init__(
@@ -106,27 +109,28 @@ class Client:
         columns: Mapping[str, Sequence[Any]] | None = None,
         explain: bool = False,
     ) -> list[dict[str, Any]]:
-        """Return the service's answers for rows, in order.
+        """Return the service's predictions for rows, in the order of `ids`.
 
         Args:
             ids: ids of the rows, in any spelling that the run's alignment treats as the same id.
-            columns: the label party's own columns for these rows, by name, which replace the values
-                in its table.
-            explain: whether to request each party's contribution as well; then each request has one
-                row.
+            columns: values of the label party's columns for these rows, by column name; they
+                replace the values in the label party's table.
+            explain: whether to request each party's contribution as well; each HTTP request then
+                contains one row.
 
         Returns:
-            For each row, a record with `prediction`, `probabilities` for a classification,
-            `missing` if parties may be missing, `version` (the run that answered), and
-            `contributions` if requested.
+            For each row, a record with `prediction`; `probabilities` for a classification;
+            `missing` if the service answers without absent parties; `version` (the run that
+            answered); and `contributions` if requested.
 
         Raises:
             AuthenticationError: the token is wrong or has expired.
-            ConsentError: the token's budget is used up, or a party does not consent.
-            DataError: the service does not know an id.
-            MissingPartyError: the named party did not answer in any attempt.
+            ConsentError: the privacy or row budget of the token is used up, or a party does not
+                consent.
+            DataError: the service does not know one of the ids.
+            MissingPartyError: the party that the error names did not answer in any attempt.
             LostPeerError: the service did not answer in any attempt.
-            ProtocolError: the answer is not from a vfl service.
+            ProtocolError: the response does not come from a vfl service.
         """
         return [row for part in self.parts(ids, columns, explain) for row in part]
 
@@ -136,7 +140,7 @@ class Client:
         columns: Mapping[str, Sequence[Any]] | None = None,
         explain: bool = False,
     ) -> Iterator[list[dict[str, Any]]]:
-        """Yield the answers of `predict` as they arrive, one list per request."""
+        """Yield the records of `predict` as they arrive, as one list per HTTP request."""
         size = 1 if explain else self.most_ids
         for start in range(0, len(ids), size):
             part = slice(start, start + size)
@@ -152,12 +156,12 @@ class Client:
             yield [row | shared for row in rows]
 
     def model(self) -> dict[str, Any]:
-        """Description of the model: run, classes, parties, the label party's columns, limits."""
+        """Description of the model: run, classes, parties, columns of the label party, limits."""
         return self._ask("GET", "/model")
 
     @property
     def most_ids(self) -> int:
-        """Largest number of rows per request."""
+        """Largest number of rows that one request may contain."""
         if self._most_ids is None:
             most = self.model().get("max_ids")
             if not isinstance(most, int) or most < 1:
@@ -172,14 +176,14 @@ class Client:
             self._connection = None
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request, with at most the allowed number of attempts; return the answer's JSON."""
+        """Send a request, in at most `attempts` attempts; return the JSON of the response."""
         content = None if body is None else json.dumps(body).encode()
         problem: VFLError | None = None
         pause_s = 0.0
         for attempt in range(self._attempts):
             if attempt:
                 self._sleep(pause_s)
-            # The service may have closed an idle connection, so a new connection is tried
+            # The service may have closed an idle connection, so the client tries a new connection
             # immediately.
             rested = self._connection is not None
             pause_s = 0.0 if rested else min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)
@@ -191,7 +195,8 @@ class Client:
                     "the service does not answer",
                     where=self.address,
                     got=type(lost).__name__,
-                    fix="check that vfl serve runs there, and that its certificate is one of --ca",
+                    fix="check that vfl serve runs at this address, and that an authority of --ca "
+                    "signed its certificate",
                 )
                 continue
             if status == 200:
@@ -206,7 +211,10 @@ class Client:
     def _exchange(
         self, method: str, path: str, content: bytes | None
     ) -> tuple[int, dict[str, Any], float]:
-        """Make one attempt; return status, JSON, and the waiting time before the next attempt."""
+        """Make one attempt.
+
+        Return the HTTP status, the JSON, and the seconds to wait before the next attempt.
+        """
         if self._connection is None:
             if self._tls is None:
                 self._connection = http.client.HTTPConnection(
@@ -222,13 +230,13 @@ class Client:
         text = answer.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             self.close()
-            raise self._strange("the answer is too long")
+            raise self._strange("the response is too long")
         told: Any = None
         with suppress(ValueError, RecursionError):
             told = json.loads(text)
-        # the answer comes from a proxy in front of the service
+        # the response comes from a proxy in front of the service
         if not isinstance(told, dict) and answer.status > 500:
-            told = {"error": "no service answers behind this address", "code": "away"}
+            told = {"error": "no service answers behind the proxy at this address", "code": "away"}
         if not isinstance(told, dict):
             raise self._strange(f"HTTP {answer.status} and no JSON object")
         wait = answer.headers.get("Retry-After", "0")
@@ -244,7 +252,7 @@ class Client:
 
     def _strange(self, got: str) -> ProtocolError:
         return ProtocolError(
-            "this answer is not from vfl serve",
+            "the response does not come from vfl serve",
             where=self.address,
             got=got,
             fix="check the address",
@@ -254,12 +262,14 @@ class Client:
 def _token_in(path: Path) -> str:
     words = path.read_text(encoding="ascii", errors="replace").split()
     if not words or not words[0].isprintable():
-        raise UserError("this file holds no token", where=str(path), want="one line with the token")
+        raise UserError(
+            "this file contains no token", where=str(path), want="one line that contains the token"
+        )
     return words[0]
 
 
 def _parts(address: str) -> tuple[str, int, bool]:
-    """Return host, port, and whether TLS is used."""
+    """Return the host, the port, and whether the address requires TLS."""
     try:
         found = urlsplit(address)
         host, port = parse_host(found.hostname or ""), found.port
@@ -267,7 +277,7 @@ def _parts(address: str) -> tuple[str, int, bool]:
         found, host, port = urlsplit(""), "", None
     if found.scheme not in ("http", "https") or found.path not in ("", "/") or found.query:
         raise UserError(
-            "this is not the address of a service",
+            "this is not a valid address of a service",
             got=printable(address),
             want="https://HOST:PORT, or http://127.0.0.1:PORT on this machine",
         )

@@ -1,9 +1,10 @@
 """The Open Inference Protocol (KServe v2) over REST, with JSON or binary tensors.
 
-Names of fields and routes are from the specification, `inference_rest.md` of
-github.com/kserve/open-inference-protocol, and from its extension `binary_tensor_data`. The model
-has the label party's name, and the run is its version. In a request, the rows are the tensor `ids`
-with shape (rows,) or (rows, 1); the label party's own columns are tensors with the columns' names.
+Field names and routes are from the specification, `inference_rest.md` of
+github.com/kserve/open-inference-protocol, and from its extension `binary_tensor_data`. The
+protocol's model name is the label party's name, and its model version is the run. In a request, the
+tensor `ids` with shape (rows,) or (rows, 1) identifies the rows; each further tensor contains a
+column of the label party and has the column's name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MODEL = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
 INFER = re.compile(f"{_MODEL}/infer")
 IDS = "ids"
 _ID_LETTERS = 256
-#: HTTP header with the size of the JSON in a body; binary tensors follow after the JSON.
+#: HTTP header with the size in bytes of a body's JSON; binary tensors follow after the JSON.
 JSON_BYTES = b"inference-header-content-length"
 _SIZE, _SIZE_DIGITS = "binary_data_size", 20
 
@@ -44,7 +45,7 @@ class _Part(BaseModel):
 
 
 class RequestInput(_Part):
-    """`$request_input`: a tensor with elements in `data` (flat or by row), or after the JSON."""
+    """`$request_input`: a tensor, whose elements are in `data` or follow the JSON as bytes."""
 
     name: str
     shape: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=2)]
@@ -53,10 +54,10 @@ class RequestInput(_Part):
     data: list[Any] | None = None
 
     def take(self, binary: bytes) -> bytes:
-        """Read the tensor's elements if they are binary; return the bytes after them.
+        """Read the tensor's elements if they are binary; return the bytes that follow this tensor.
 
         Raises:
-            FormError: the tensor has no elements, or their size or form is wrong.
+            FormError: the tensor has no elements, or their size or format is wrong.
         """
         size = (self.parameters or {}).get(_SIZE)
         if (size is None) is (self.data is None):
@@ -64,7 +65,7 @@ class RequestInput(_Part):
         if size is None:
             return binary
         if type(size) is not int or not 0 <= size <= len(binary):
-            raise FormError("a binary tensor has another size")
+            raise FormError("the size of a binary tensor does not match its shape")
         self.data = _read_binary(binary[:size], self.datatype, self.shape[0])
         return binary[size:]
 
@@ -80,11 +81,11 @@ class RequestInput(_Part):
         nested = len(self.shape) == 2 and all(isinstance(row, list) for row in self.data)
         flat = [cell for row in self.data for cell in row] if nested else self.data
         if math.prod(each) != 1 or len(flat) != rows:
-            raise FormError("a tensor does not have its shape, (rows,) or (rows, 1)")
+            raise FormError("a tensor's shape is neither (rows,) nor (rows, 1)")
         if not all(cell is None or isinstance(cell, _CELLS[self._kind]) for cell in flat):
-            raise FormError("an element of a tensor has another datatype")
+            raise FormError("an element of a tensor does not have the tensor's datatype")
         if self._kind != "BOOL" and any(isinstance(cell, bool) for cell in flat):
-            raise FormError("an element of a tensor has another datatype")
+            raise FormError("an element of a tensor does not have the tensor's datatype")
         return flat
 
     @property
@@ -100,7 +101,7 @@ _CELLS: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-#: Format of numbers in a binary tensor, by datatype.
+#: Format of the numbers in a binary tensor for `struct`, by datatype.
 _NUMBERS: Mapping[str, str] = {
     "BOOL": "?",
     **{f"INT{8 * width}": f"<i{width}" for width in (1, 2, 4, 8)},
@@ -110,7 +111,7 @@ _NUMBERS: Mapping[str, str] = {
 
 
 def _read_binary(raw: bytes, datatype: str, rows: int) -> list[Any]:
-    """Return the elements of a binary tensor; NaN becomes a missing cell."""
+    """Return the elements of a binary tensor of numbers; NaN becomes a missing value."""
     if datatype == "BYTES":
         return _read_texts(raw, rows)
     kind = np.dtype(_NUMBERS[datatype])
@@ -120,7 +121,7 @@ def _read_binary(raw: bytes, datatype: str, rows: int) -> list[Any]:
 
 
 def _read_texts(raw: bytes, rows: int) -> list[str]:
-    """Read texts, each of which follows its number of bytes as u32."""
+    """Read texts; before each text, an unsigned 32-bit integer states its number of bytes."""
     found, at = list[str](), 0
     while at < len(raw) and len(found) < rows:
         start = at + 4
@@ -142,7 +143,7 @@ def _binary(cells: Sequence[Any], datatype: str) -> bytes:
 
 
 class RequestOutput(_Part):
-    """`$request_output`: a tensor that the client requests."""
+    """`$request_output`: names a tensor that the client requests."""
 
     name: str
     parameters: dict[str, Any] | None = None
@@ -165,21 +166,22 @@ class InferenceRequest(_Part):
             json_bytes: size of the JSON in bytes; None if the body contains only JSON.
 
         Raises:
-            FormError: the request is invalid; the error does not quote it.
+            FormError: the request is invalid; the error's text does not contain values of the
+                request.
         """
         try:
             request = cls.model_validate_json(body[:json_bytes])
-        except ValidationError:  # the error's text quotes the request
+        except ValidationError:  # its text quotes the request
             raise FormError("the body is no inference request of the protocol") from None
         left = b"" if json_bytes is None else body[json_bytes:]
         for each in request.inputs:
             left = each.take(left)
         if left:
-            raise FormError("the body is longer than its tensors")
+            raise FormError("bytes remain after the last binary tensor of the body")
         return request
 
     def binary_outputs(self, names: Sequence[str]) -> set[str]:
-        """Return the names of the outputs that the client requests as binary tensors."""
+        """Return the names of the outputs that the client requests in binary format."""
         whole = (self.parameters or {}).get("binary_data_output", False)
         asked = {each.name: each.parameters or {} for each in self.outputs or ()}
         return {one for one in names if asked.get(one, {}).get("binary_data", whole) is True}
@@ -188,11 +190,14 @@ class InferenceRequest(_Part):
         """Convert the request to the body of a `POST /predict` request.
 
         Raises:
-            FormError: see `RequestInput.elements`; or a tensor is missing or repeated.
+            FormError: see `RequestInput.elements`; or a required tensor is missing or repeated.
         """
         tensors = {each.name: each for each in self.inputs}
         if len(tensors) < len(self.inputs) or IDS not in tensors:
-            raise FormError(f"the tensors are '{IDS}' and own columns, each once")
+            raise FormError(
+                f"a request must contain the tensor '{IDS}' and the label party's columns, each "
+                "once"
+            )
         ids = tensors.pop(IDS).elements()
         columns = {name: each.elements() for name, each in tensors.items()}
         return {"ids": ids, "columns": columns or None}
@@ -206,7 +211,10 @@ def server_metadata() -> dict[str, Any]:
 def model_metadata(
     name: str, version: str, columns: Sequence[str], classes: Classes | None
 ) -> dict[str, Any]:
-    """Return `$metadata_model_response`; a request has either all or none of `columns`."""
+    """Return `$metadata_model_response`.
+
+    A request contains either all of `columns` or no column.
+    """
     inputs = [(IDS, "BYTES"), *((column, "BYTES") for column in columns)]
     return {
         "name": name,
@@ -227,18 +235,18 @@ def response(
     classes: Classes | None,
     rows: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], bytes]:
-    """Return `$inference_response`, made from the answers of `POST /predict` for each row.
+    """Return `$inference_response`, built from each row's record of `POST /predict`.
 
     Returns:
-        The JSON part, and then the binary tensors in the order of the outputs.
+        The JSON part, followed by the binary tensors in the order of the outputs.
 
     Raises:
-        FormError: the model does not have a requested output.
+        FormError: the client requested an output that the model does not have.
     """
     known = _outputs(classes)
     wanted = [*known] if asked.outputs is None else [each.name for each in asked.outputs]
     if unknown := [each for each in wanted if each not in known]:
-        raise FormError(f"the model has no such output: {len(unknown)} of {len(wanted)}")
+        raise FormError(f"the model has no output of this name: {len(unknown)} of {len(wanted)}")
     whole: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": []}
     whole |= {} if asked.id is None else {"id": asked.id}
     packed, binary = b"", asked.binary_outputs(wanted)
@@ -255,13 +263,13 @@ def response(
 
 
 def empty_bytes(asked: InferenceRequest, name: str, version: str, classes: Classes | None) -> int:
-    """Return the largest size in bytes of a response whose tensors are empty."""
+    """Return the largest size in bytes of a response, without the elements of its tensors."""
     empty, _ = response(asked, name, version, classes, ())
     return len(json.dumps(empty).encode()) + 2 * _SIZE_DIGITS * len(_outputs(classes))
 
 
 def _outputs(classes: Classes | None) -> dict[str, tuple[str, list[int]]]:
-    """Return the datatype of each output, and its axes except the row axis."""
+    """Return each output's datatype and its axes after the row axis."""
     if classes is None:
         found: dict[str, tuple[str, list[int]]] = {"prediction": ("FP64", [])}
     else:
@@ -269,7 +277,7 @@ def _outputs(classes: Classes | None) -> dict[str, tuple[str, list[int]]]:
             "prediction": ("INT64" if all(type(one) is int for one in classes) else "BYTES", []),
             "probabilities": ("FP64", [len(classes)]),
         }
-    # Texts with the missing parties, and with the model's remarks on a row as JSON.
+    # Outputs of type text: the missing parties, and the model's remarks on a row as JSON.
     return found | {"missing": ("BYTES", []), "remarks": ("BYTES", [])}
 
 

@@ -1,9 +1,9 @@
-"""The service between HTTP and a session: it collects requests, and queries rows in batches.
+"""The service between HTTP and a session: it collects requests into batches of rows.
 
-All code of the service runs on HTTP's event loop, which wakes up for messages of parties and of
-clients, so a request stays in one thread. The thread that runs the session only waits until the
-session is over. The service stores no id and no cell longer than the request lasts, except in the
-optional cache.
+All code of the service runs on the HTTP server's event loop, which wakes up for messages from
+parties and from clients; one thread therefore handles a request from start to end. The thread that
+runs the session only waits until the session is over. The service keeps ids and table values only
+as long as a request lasts, except in the optional cache.
 """
 
 from __future__ import annotations
@@ -38,27 +38,26 @@ from vfl.session.label.asking import Answer, RefusedRequest, ServingParty
 from vfl.session.schedule import QUERY_ROWS
 from vfl.session.serving import Refused
 
-#: Interval in seconds at which the service checks without requests whether all parties are present.
+#: Seconds between two checks whether all parties are present, if no requests arrive.
 _CHECK_EVERY_S = 5.0
-#: Interval in seconds at which the service checks whether to end, and whether a party's stream was
-#: replaced.
+#: Seconds between two checks whether the service must end, and whether a party has a new stream.
 _TICK_S = 0.1
-#: Reasons why rows cannot be answered: a party is missing, or new tables of the label party are not
-#: aligned.
+#: Reasons why rows cannot be answered: a party is absent, or the label party's new tables are not
+#: aligned yet.
 _AWAY, _UNALIGNED = "it is absent", "its tables are newer than their alignment; run vfl align"
-#: Pause in seconds before a lost session restarts.
+#: Seconds before a lost session restarts.
 _PAUSE_S = 0.5
 _NOTHING: Mapping[str, Tensor] = {}
 #: Upper bounds of the latency histogram's bins, in seconds.
 _BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
-#: Help texts of the counters.
+#: Help texts of the Prometheus counters, by counter.
 _HELP = {
     "asked_rows": "queried rows",
     "batches": "batches that were answered",
     "cached_rows": "rows that were answered from the cache",
     "expired_requests": "requests with an expired token, by client",
-    "missing_cuts": "answers in which a learned vector replaced a party's cut",
+    "missing_cuts": "answers in which a learned vector replaced the cut of a missing party",
     "refusals": "requests that a party refused",
     "responses": "responses by HTTP status",
     "rows": "rows that were answered",
@@ -68,9 +67,10 @@ _HELP = {
 
 
 class Unavailable(Exception):
-    """Error that states that rows cannot be answered now.
+    """Error: the service cannot answer rows now.
 
-    The error has the `party` that is missing, the HTTP `status`, and the reason `why`.
+    The error has the attributes `party` (the missing party), `status` (an HTTP status), and `why`
+    (the reason).
     """
 
     def __init__(self, party: str, why: str, status: int = 503) -> None:
@@ -80,17 +80,18 @@ class Unavailable(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """A request for rows in the queue.
+    """A client's request for rows, which waits in the queue.
 
     Attributes:
-        rows: positions of the rows, in the order of the request.
-        inputs: the label party's own inputs, which replace those in its table, axes (rows, ...).
-        explain: whether the client requests contributions for the first row.
-        model: whether the client requests each party's contribution to the answer for the first
+        rows: positions of the requested rows, in the order of the request.
+        inputs: the label party's inputs for these rows, which replace the inputs from its table,
+            axes (rows, ...).
+        explain: whether the client requests each party's contribution to the answer for the first
             row.
-        future: future for the result.
-        alone: whether the request must be queried without other requests, because a batch that
-            contained the request was refused.
+        model: the model that must answer the request.
+        future: future that receives the answer or the error.
+        alone: whether the request must be sent without other requests, because a party refused a
+            batch that contained the request.
     """
 
     rows: list[int]
@@ -103,17 +104,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Every row's answer as JSON, and each party's contribution to the first row's outputs."""
+    """The answer for each row as JSON, and each party's contribution to the first row's outputs."""
 
     rows: list[str]
     contributions: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Figures:
-    """Counters for `/metrics`, labelled by parties and clients; they contain no ids and values.
+    """Counters for `/metrics`, with labels for parties and clients.
 
-    A request only increments numbers; Prometheus metrics are built from them when they are
-    collected.
+    They contain no ids and no table values. A request only increments numbers; Prometheus metrics
+    are built from these numbers when Prometheus collects them.
     """
 
     def __init__(self) -> None:
@@ -122,11 +123,11 @@ class Figures:
         self._seconds = 0.0
 
     def add(self, name: str, by: int = 1, **labels: str) -> None:
-        """Increment a counter."""
+        """Increment a counter; keyword arguments are Prometheus labels."""
         self._counts[name, tuple(labels.items())] += by
 
     def took(self, seconds: float) -> None:
-        """Count an answered request, with its latency."""
+        """Count an answered request, and add its latency to the histogram."""
         self._seconds += seconds
         self._buckets[bisect_left(_BUCKETS, seconds)] += 1
 
@@ -141,29 +142,29 @@ class Figures:
         yield from families.values()
         ends = (*map(str, _BUCKETS), "+Inf")
         counts = list(zip(ends, accumulate(self._buckets), strict=True))
-        about = "of requests that were answered"
+        about = "latency of answered requests in seconds"
         yield HistogramMetricFamily("vfl_request_seconds", about, counts, self._seconds)
 
 
 class Served(Protocol):
-    """Interface that this module requires of a served model."""
+    """Methods of a served model that this module calls."""
 
     def as_json(self, outputs: Tensor) -> list[str | None]:
         """Encode each row of outputs, axes (rows, outputs), as JSON.
 
-        The entry of a row is None if its numbers are not finite.
+        An entry is None if the row's outputs contain a number that is not finite.
         """
 
 
 @dataclass(slots=True)
 class _Batch:
-    """A batch of rows that is sent as one query.
+    """A batch of rows that the service sends to the parties as one query.
 
     Attributes:
-        requests: requests in the batch; empty if the service itself queries.
-        rows: positions to query; with no rows, the query checks which parties are present.
-        known: answers that come from the cache.
-        refers: whether the batch queries the reference rows that contributions need.
+        requests: client requests in the batch; empty if the service itself sends the query.
+        rows: positions of the rows to query; a query without rows checks which parties are present.
+        known: answers from the cache, by row; None for an answer that is not finite.
+        refers: whether the batch queries the reference rows with which contributions are computed.
         began: time at which the query was sent.
     """
 
@@ -175,31 +176,31 @@ class _Batch:
 
 
 class Service:
-    """Queues HTTP requests and answers them; runs on HTTP's event loop.
+    """Queues HTTP requests and answers them; its methods run on the HTTP server's event loop.
 
     Args:
         owner: name of the label party.
-        wait_ms: time in milliseconds that a batch waits for further requests; 0 batches only
-            simultaneous requests.
+        wait_ms: milliseconds that a batch waits for further requests; 0 combines only requests that
+            arrive together.
         batch_rows: largest number of rows in a batch.
-        timeout_s: time limit of a request in seconds.
+        timeout_s: time limit of a client's request in seconds.
         cache_rows: number of cached answers, of which the least recently used is removed first; 0
             turns the cache off.
-        ended: function that is called at intervals, and returns whether to stop.
-        figures: counters that continue those of an earlier service.
+        ended: function that the service calls repeatedly; it returns whether the service must stop.
+        figures: counters of an earlier service, which this service continues.
         waits: whether the service's first session waits until parties connect.
-        opened: callback on the event loop, called when rows can be queried; later requests then go
-            to this service.
+        opened: callback on the event loop that is called when rows can be queried; new requests
+            then go to this service.
 
     Attributes:
         figures: the argument.
         parties: the feature parties of the served model.
-        model: the served model; every answer of this service comes from it, even during a switch to
-            another run.
-        missing: missing parties; None while rows can be answered.
-        was_ready: whether rows of this run could be answered at least once.
+        model: the served model; this service answers with this model only, even while clients are
+            switched to another run.
+        missing: names of the missing parties; None if rows can be answered.
+        was_ready: whether the service could answer rows of this run at least once.
         remark_bytes: largest size in bytes of the model's remark on a row.
-        loop: event loop of the service, which is set when the server starts.
+        loop: event loop of the service; the HTTP server sets it at its start.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -239,10 +240,10 @@ class Service:
         self._checked = 0.0
 
     def show(self, model: Served, parties: list[str], drift: Drift | None = None) -> None:
-        """Serve this model from the next session on; called between two sessions.
+        """Serve this model from the next session on; the caller calls this between two sessions.
 
-        If rows could be answered before, `model` is the same run with other rows, and the service
-        still waits for lost parties.
+        If the service could answer rows before, `model` is the same run with other rows, and the
+        service still waits for lost parties.
         """
         self._drift = drift or Drift(None, None)
         self.model, self.parties = model, parties
@@ -252,7 +253,7 @@ class Service:
     async def predict(
         self, model: Served, rows: list[int], inputs: Tensor | None = None, explain: bool = False
     ) -> Result:
-        """Answer rows of a model, in order.
+        """Answer rows with a model, in the order of `rows`.
 
         Raises:
             Unavailable: a party is missing, refuses, or does not answer in time.
@@ -274,32 +275,34 @@ class Service:
         return result
 
     def play(self, serving: ServingParty) -> None:
-        """Answer requests until the service ends; the session's own thread waits here.
+        """Answer requests until the service ends.
+
+        The thread that runs the session waits in this method.
 
         Raises:
-            VFLError: the error that ended the session; waiting clients get the name of the missing
-                party.
+            VFLError: the error that ended the session; waiting clients receive the name of the
+                missing party.
         """
         self._over = Future()
         self.loop.call_soon_threadsafe(self._open, serving)
         self._over.result()
 
     def waits_for(self, parties: Sequence[str]) -> None:
-        """Name parties as missing in HTTP answers, until the session begins.
+        """Name these parties as missing in HTTP answers, until the session begins.
 
-        After a loss, all parties connect again. Answers name the lost party until another party
-        does not connect in time.
+        After a session was lost, all parties connect again. HTTP answers name the lost party until
+        a different party fails to connect in time.
         """
         if self._serving is None and parties and not self._names_lost:
             named = [party for party in (self.missing or "").split(", ") if party in parties]
             self.missing, self._why = ", ".join(named or parties), _AWAY
 
     def waits_for_alignment(self) -> None:
-        """Report the label party as missing, because its new table is not aligned yet."""
+        """Name the label party as missing: its new table is not aligned yet."""
         self.missing, self._why = self.owner, _UNALIGNED
 
     def lost(self, error: VFLError) -> bool:
-        """Return whether to restart a lost session."""
+        """Return whether the caller should restart a session that was lost by this error."""
         refused = getattr(error, "peer_code", None) in ("V402", "V403")
         if self._stops() or self._retired or refused:
             return False
@@ -312,22 +315,27 @@ class Service:
         return True
 
     def stop(self) -> None:
-        """Let `play` return."""
+        """Let `play` return and close the session."""
         self._closed = True
 
     def retire(self) -> None:
-        """Let `play` return once no request waits; another service gets new requests."""
+        """Let `play` return when no request waits any more; new requests go to another service."""
         self._retired = True
 
     def collect(self) -> Iterator[Metric]:
-        """Yield counters and the current state; see `prometheus_client.registry.Collector`."""
+        """Yield the counters and the present state of the service.
+
+        See `prometheus_client.registry.Collector`.
+        """
         missing = {*(self.missing or "").split(", "), *self.absent}
         up = GaugeMetricFamily("vfl_party_up", "whether a party answers", labels=["party"])
         for party in self.parties:
             up.add_metric([party], party not in missing)
         yield up
         waiting = len(self._waiting)
-        yield GaugeMetricFamily("vfl_waiting_requests", "requests that wait for a batch", waiting)
+        yield GaugeMetricFamily(
+            "vfl_waiting_requests", "requests that wait to be sent in a batch", waiting
+        )
         yield from self.figures.collect()
         index = GaugeMetricFamily(
             "vfl_population_stability_index",
@@ -335,7 +343,9 @@ class Service:
             labels=["column"],
         )
         rows = CounterMetricFamily(
-            "vfl_served_rows", "served rows by bin of the training rows", labels=["column", "bin"]
+            "vfl_served_rows",
+            "served rows, by column and by bin of the training rows' values",
+            labels=["column", "bin"],
         )
         for column, about in self._drift.summary().items():
             index.add_metric([column], about["population_stability_index"])
@@ -346,7 +356,7 @@ class Service:
 
     @property
     def absent(self) -> list[str]:
-        """Absent parties; rows are answered without their cuts."""
+        """Absent parties; the service answers rows without the cuts of these parties."""
         return sorted(self._serving.absent) if self._serving else []
 
     def _check_here(self, now: float) -> None:
@@ -367,8 +377,8 @@ class Service:
     def _stops(self) -> bool:
         return self._closed or self._ended()
 
-    # The following methods run on the event loop while a session is open; `_run` ends the session
-    # if they fail.
+    # The following methods run on the event loop while a session is open; if one of them raises an
+    # error, `_run` ends the session.
 
     def _open(self, serving: ServingParty) -> None:
         self._cache.clear()
@@ -381,7 +391,7 @@ class Service:
         self._tick()
 
     def _tick(self) -> None:
-        """Check whether to end, whether all parties are present, and whether streams are new."""
+        """Check whether to end, whether all parties are present, and for new streams."""
         if self._serving is None:
             return
         self._run(self._look_after)
@@ -397,7 +407,7 @@ class Service:
             self._waiting = deque(one for one in self._waiting if not one.future.done())
         if self._ends or (self._retired and not self._waiting):
             self._close(None)
-        elif self._waiting:  # a broken stream may have been repaired
+        elif self._waiting:  # the party may have repaired a broken stream
             self._begin_soon()
         elif time.monotonic() - self._checked > _CHECK_EVERY_S:
             self._ask(serving, _Batch([], np.empty(0, dtype=np.int64), {}))
@@ -410,7 +420,7 @@ class Service:
                 self._close(error)
 
     def _close(self, error: BaseException | None) -> None:
-        """End the session; inform all waiting clients and the session's thread."""
+        """End the session; send the reason to all waiting clients and to the session's thread."""
         serving, self._serving = self._serving, None
         assert serving is not None, "it is open"
         for watched in self._watched.values():
@@ -428,14 +438,14 @@ class Service:
             self._over.set_exception(error)
 
     def _watch(self, serving: ServingParty) -> None:
-        """Register every stream with the event loop, so that its messages wake the loop.
+        """Register every party's stream with the event loop; messages then wake the loop.
 
-        Each stream is registered by a duplicate of its descriptor, because another thread may close
-        the stream and the descriptor may then be reused.
+        The loop watches a duplicate of each stream's file descriptor, because another thread may
+        close the stream, and the operating system may then reuse the descriptor's number.
         """
         streams = dict[int, tuple[int, str | None]]()
         for number, name in serving.streams():
-            with suppress(OSError):  # the stream was closed meanwhile
+            with suppress(OSError):  # another thread has closed the stream meanwhile
                 node = os.fstat(number).st_ino
                 # several links may share one stream
                 streams[node] = number, None if node in streams else name
@@ -453,11 +463,11 @@ class Service:
 
     def _arrived(self, at: str | None, serving: ServingParty) -> None:
         self._take_answer(serving, at)
-        if serving.broken():  # a broken stream would wake the loop again and again
+        if serving.broken():  # a broken stream would wake the event loop again and again
             self._watch(serving)
 
     def _begin_soon(self) -> None:
-        """Send a query as soon as all simultaneous requests are in the queue."""
+        """Send a query as soon as all requests that arrived together are in the queue."""
         if self._asked is None and not self._begins and self._serving is not None:
             self._begins = True
             if self._wait_s:
@@ -478,7 +488,10 @@ class Service:
         return idle and bool(self._waiting) and not serving.broken()
 
     def _take(self) -> list[Request]:
-        """Return the next batch's requests; one with inputs or explanations is taken alone."""
+        """Return the requests of the next batch.
+
+        A request with inputs or explanations gets its own batch.
+        """
         taken, rows = list[Request](), 0
         while self._waiting:
             first = self._waiting[0]
@@ -508,7 +521,7 @@ class Service:
             return
         self._asked = batch
         serving.begin(batch.rows)
-        if not serving.streams():  # parties in this process have already answered
+        if not serving.streams():  # parties that run in this process have already answered
             self._take_answer(serving)
 
     def _take_answer(self, serving: ServingParty, at: str | None = None) -> None:
@@ -517,7 +530,7 @@ class Service:
         batch, self._asked = self._asked, None
         self._checked = time.monotonic()
         inputs = batch.requests[0].inputs if batch.requests else None
-        # the rows of a batch are distinct and sorted, so inputs get the same order
+        # the rows of a batch are distinct and sorted, so the inputs are sorted in the same way
         if inputs is not None:
             inputs = inputs[torch.from_numpy(np.argsort(batch.requests[0].rows))]
         try:
@@ -525,7 +538,8 @@ class Service:
         except RefusedRequest as refusal:
             self._refused(batch, refusal)
         except BaseException:
-            self._asked = batch  # the batch is kept, so that its clients are informed of the error
+            # the batch is stored again, so that `_close` sends the error to its clients
+            self._asked = batch
             raise
         else:
             if batch.refers and answer is not None:
@@ -535,7 +549,7 @@ class Service:
         self._begin_soon()
 
     def _refused(self, batch: _Batch, refusal: RefusedRequest) -> None:
-        """Query each request separately, so that a bad request does not fail the other requests."""
+        """After a refusal, query each request separately, so that one bad request fails alone."""
         requests = [self._waiting.popleft()] if batch.refers else batch.requests
         if len(requests) > 1:
             for request in requests:
@@ -569,7 +583,8 @@ class Service:
             for party in (party for row in answer.missing for party in row):
                 self.figures.add("missing_cuts", party=party)
         fresh = dict(zip(batch.rows.tolist(), rows, strict=True))
-        # A party that has returned is queried again.
+        # The cache stores no answer without an absent party's cut, so that a party that has returned
+        # is queried again.
         if inputs is None and self._cache_rows and not serving.absent:
             self._cache.update(fresh)
             while len(self._cache) > self._cache_rows:
@@ -601,12 +616,12 @@ class Service:
 
 
 def _with_remark(row: str | None, remark: Mapping[str, Any]) -> str | None:
-    """Return a row's answer with the model's remark added."""
+    """Return a row's answer as JSON, with the model's remark added."""
     return None if row is None else f"{row[:-1]},{json.dumps(remark)[1:]}"
 
 
 def _marked(row: str | None, missing: Sequence[str]) -> str | None:
-    """Return a row's answer with the names of parties whose cuts were missing."""
+    """Return a row's answer as JSON, with the names of the parties whose cuts were missing."""
     return None if row is None else f'{row[:-1]},"missing":{json.dumps(list(missing))}}}'
 
 

@@ -102,11 +102,11 @@ def test_a_journal_that_lacks_what_came_is_noticed_to_the_exchange(tmp_path):
     received = pair.ends[1].received
     assert received == {"bank": 3}
     again = Standing(pair.lender, "lender", "run", "lender", received=received)
-    with pytest.raises(RolledBackError, match="has lost the record of its messages") as caught:
+    with pytest.raises(RolledBackError, match="has lost part of its journal") as caught:
         again.admit("bank", Announcement(count=pair.bank.announce(), noted=2))
     assert (caught.value.got, caught.value.want) == (
-        "exchanges up to 2",
-        "up to 3, which it sent",
+        "a journal up to exchange 2",
+        "a journal up to exchange 3, which the party has sent",
     )
     again.admit("bank", Announcement(count=pair.bank.announce(), noted=3))
     again.admit("bank", Announcement(count=pair.bank.announce()))  # it keeps no journal
@@ -144,7 +144,10 @@ def test_a_count_is_taken_once(tmp_path):
     lender.admit("bank", 7)
     with pytest.raises(RolledBackError) as caught:
         lender.admit("bank", 7)
-    assert (caught.value.got, caught.value.want[:11]) == ("7, which it announces", "more than 7")
+    assert (caught.value.got, caught.value.want[:11]) == (
+        "7, as the party announced",
+        "more than 7",
+    )
     lender.admit("bank", 8)
 
 

@@ -1,19 +1,20 @@
-"""The log of a party's session ledger: signed, append-only lines in a hash chain.
+"""The log of a party's session ledger: append-only, signed lines that form a hash chain.
 
 The ledger contains the present state. Its log contains the events in order: which party requested
 which session, for which purpose, under which consent file, how the session ended, and its spending.
-The ledger writes each line while it holds the ledger's lock. A line contains counts and names, but
-no cell, no id and no nonce. Each line has the SHA-256 of the previous line, and an Ed25519
-signature (RFC 8032) by the party's identity key if the party has such a key:
+The ledger writes each log line while it holds the ledger's lock. A log line contains counts and
+names, but no table value, no id and no nonce. Each log line contains the SHA-256 of the previous
+line, and an Ed25519 signature (RFC 8032) by the party's identity key if the party has such a key:
 
     {"line": {"number": 2, "before": "SHA-256 of line 1", ...}, "signature": "128 hex digits"}
 
-The signature covers ``vfl session log``, a line feed, and the exact bytes of the inner object. A
-person without the key cannot change, insert, move or remove any line except the last without being
-noticed. The log itself cannot show that its last lines are missing, or that the party rewrote the
-whole log. When a session begins, each party therefore announces the head of its log: the number and
-the digest of its last line. The peer stores that head in its own log. `verified` compares a log
-with the heads in other parties' logs.
+The signature covers the text ``vfl session log``, a line feed, and the exact bytes of the JSON
+object behind the key ``line``. If a person without the key changes, inserts, moves or removes any
+line except the last, `verified` reports the manipulation. The log itself cannot show that its last
+lines are missing, or that the party rewrote the whole log. When a session begins, each party
+therefore announces the head of its log: the number and the digest of its last line. The other party
+stores this head in its own log. `verified` compares a log with its heads that the logs of other
+parties contain.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ NAME = "log.jsonl"
 _DOMAIN = b"vfl session log\n"
 _HEX = r"^[0-9a-f]{64}$"
 _ZEROS = "0" * 64
-#: Upper bound of line numbers, and of counts that a line contains.
+#: Upper bound of line numbers, and of counts that a log line contains.
 _MOST = 1 << 62
 _FORM = re.compile(rb'\{"line": (\{.*\}), "signature": "((?:[0-9a-f]{128})?)"\}')
 Event = Literal["consent", "begun", "ended", "refused", "restored", "forgotten", "withdrawn",
@@ -60,7 +61,7 @@ class Head(Settings):
 
 
 class Line(Settings):
-    """One line of the log; fields with their default value are left out.
+    """One line of the log; the file omits fields that have their default value.
 
     Attributes:
         number: number of the line, from 1.
@@ -69,17 +70,19 @@ class Line(Settings):
         event: kind of event. If a party's file has changed, a "consent" line precedes the next
             session.
         before: SHA-256 of the previous line; zeros in the first line.
-        key: SHA-256 of the public key of the signature; empty without a key.
+        key: SHA-256 of the public key that verifies the signature; empty without a signature.
         consent: SHA-256 of the party's own configuration file, which allowed or forbade the
             session.
         run, mode, asked_by, parties, purpose, terms: fields of the session; `terms` is the digest
-            of its terms. For the events "added", "removed" and "accepted", `parties` has the party
-            that was added, removed or accepted; for "renamed", its old and its new name.
-        rows, passes, statistics, bytes_up, bytes_down: spending of the session; see `Spent`.
-        epsilon: epsilon spent on one row's inputs; None if the defense states no epsilon.
-        outcome: end of the session, or reason of the refusal: "well", or the code and text of an
-            error.
-        heads: heads of the other parties' logs, as announced in the session.
+            of the agreed terms. For the events "added", "removed" and "accepted", `parties` is the
+            party that was added, removed or accepted; for "renamed", the party's old and new name.
+        rows, passes, statistics, bytes_up, bytes_down: counts of rows, passes over the rows,
+            disclosed statistics and bytes that the session spent; see `Spent`.
+        epsilon: epsilon that the session spent on one row's inputs; None if the defense states no
+            epsilon.
+        outcome: end of the session, or reason of the refusal: "well" after a complete session,
+            otherwise the code and text of an error.
+        heads: heads of the other parties' logs, as these parties announced them in the session.
         settings: for "consent": the settings of [consent] that differ from their defaults.
     """
 
@@ -109,19 +112,19 @@ class Line(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Consented:
-    """The SHA-256 of a party's own file, and its [consent] settings that are no defaults."""
+    """The SHA-256 of a party's own file, and its [consent] settings other than defaults."""
 
     sha256: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SessionLog:
-    """The log of one ledger; a writer has to hold the ledger's lock.
+    """The log of one session ledger; a process that writes to it must hold the ledger's lock.
 
     Args:
         folder: folder of the ledger.
         party: party that owns the log.
-        identity: the key for signatures; with None, lines are chained but unsigned.
+        identity: the party's key pair for signatures; with None, lines are chained but not signed.
         consented: the party's own configuration file, which states the consent.
     """
 
@@ -136,11 +139,14 @@ class SessionLog:
         self._identity, self._consented = identity, consented or Consented()
 
     def head(self) -> Head:
-        """Head of the log; its number is 0 before the first line."""
+        """Head of the log (number and SHA-256 of its last line).
+
+        The number is 0 for an empty log.
+        """
         return _head(_whole(self.path))
 
     def append(self, event: Event, **facts: Any) -> None:
-        """Write a line to disk.
+        """Write a line to the log file on disk.
 
         Args:
             event: kind of event.
@@ -174,7 +180,8 @@ class SessionLog:
             private_folder(self.path.parent)
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE_FILE)
             try:
-                os.ftruncate(handle, len(content))  # a kill may have left the last line incomplete
+                # a process that was killed while writing may have left the last line incomplete
+                os.ftruncate(handle, len(content))
                 with os.fdopen(os.dup(handle), "wb") as file:
                     file.write(text)
                 os.fsync(handle)
@@ -188,7 +195,7 @@ class SessionLog:
 
 
 def _whole(path: Path) -> bytes:
-    """Return the log without an incomplete last line; empty if the file does not exist."""
+    """Return the log's bytes without an incomplete last line; empty if the file does not exist."""
     content = read_bytes(path) if path.exists() else b""
     return content[: content.rfind(b"\n") + 1]
 
@@ -201,7 +208,7 @@ def _head(content: bytes) -> Head:
 
 
 def _parsed(text: bytes) -> tuple[Line, bytes, bytes] | None:
-    """Parse a line into fields, signed bytes and signature; None for a text that is not a line."""
+    """Parse a line into its fields, signed bytes and signature; return None for any other text."""
     found = _FORM.fullmatch(text)
     if found is None:
         return None
@@ -212,14 +219,14 @@ def _parsed(text: bytes) -> tuple[Line, bytes, bytes] | None:
 
 
 def lines_after(path: Path, place: int) -> tuple[list[Line], int]:
-    """Return the lines after a position in a log, without verifying them.
+    """Return the log's lines after a byte offset, without verifying the lines.
 
     Args:
         path: path of the log, which may not exist yet.
-        place: offset in bytes.
+        place: the byte offset, at the beginning of a line.
 
     Returns:
-        the readable lines, and the offset of the end of the last complete line.
+        the lines that can be parsed, and the byte offset of the end of the last complete line.
     """
     content = _whole(path)
     found = (_parsed(text) for text in content[place:].split(b"\n"))
@@ -232,16 +239,17 @@ class Verified:
 
     Attributes:
         party: name of the party that owns the log; empty for a log without lines.
-        lines: readable lines, in order.
+        lines: lines of the log that can be parsed, in order.
         problems: texts about lines that do not fit the hash chain, a signature, or a head in
             another party's log.
         signed: number of lines with a valid signature by one of the given keys.
         unsigned: number of lines without a signature.
         strange: number of lines with a signature by a key that is not among the given keys.
-        anchored: the largest line number that another party's log confirms; 0 if none does.
-        open: sessions that have a start but no end in the log: they are still running, or were
-            killed.
-        head: head of the log.
+        anchored: the largest number of a line that another party's log confirms; 0 if no line is
+            confirmed.
+        open: number of sessions that have a start but no end in the log: sessions that still run,
+            or that were killed.
+        head: head of the log (number and SHA-256 of its last line).
     """
 
     party: str
@@ -256,22 +264,22 @@ class Verified:
 
     @property
     def holds(self) -> bool:
-        """Return whether all lines are chained and signed by a given key, and match all heads."""
+        """Return whether chain, signatures and heads fit, and a given key signed every line."""
         return not (self.problems or self.unsigned or self.strange)
 
 
 def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Verified:
-    """Verify a log: the chain, the signatures, and the heads in other parties' logs.
+    """Verify a log: its hash chain, its signatures, and its heads in other parties' logs.
 
     Args:
         path: the log, or a copy of it.
         keys: public keys of the party that owns the log, including its earlier keys.
-        peers: logs of other parties; a head of the verified log in one of them must match the line
-            with the head's number.
+        peers: logs of other parties; if one of them contains a head of the verified log, the line
+            with the head's number must have the head's digest.
 
     Raises:
         RunFolderError: a file is missing.
-        DataError: the file is no log.
+        DataError: the file is not a log of sessions.
     """
     content = read_bytes(path)
     texts = content.split(b"\n")
@@ -284,7 +292,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
         digests.append(hashlib.sha256(text).hexdigest())
         found = _parsed(text)
         if found is None:
-            problems.append(f"line {number} is no line of a log")
+            problems.append(f"line {number} is not a log line")
             before = digests[-1]
             continue
         line, body, signature = found
@@ -295,7 +303,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
         if line.number != number:
             problems.append(f"line {number} has the number {line.number}")
         if not hmac.compare_digest(line.before, before):
-            problems.append(f"line {number} does not follow the line before it")
+            problems.append(f"the digest in line {number} does not match the previous line")
         if not signature:
             counts["unsigned"] += 1
         elif line.key not in known:
@@ -311,7 +319,9 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
     if content and not lines:
         raise DataError("this file is not a log of sessions", where=str(path), want=f"a {NAME}")
     if torn:
-        problems.append("the last line is incomplete: the process ended while it was writing")
+        problems.append(
+            "the last line is incomplete: the process ended while it was writing the line"
+        )
     anchored, more = _compared({*names, party}, digests, peers)
     head = Head(number=len(digests), sha256=before)
     return Verified(
@@ -322,7 +332,7 @@ def verified(path: Path, keys: Iterable[Pin], peers: Iterable[Path] = ()) -> Ver
 def _compared(
     names: Collection[str], digests: Sequence[str], peers: Iterable[Path]
 ) -> tuple[int, list[str]]:
-    """Return the largest line number that other logs confirm, and texts about contradictions."""
+    """Return the largest line number that other parties' logs confirm, and mismatches as text."""
     anchored, problems = 0, dict[str, None]()
     for path in peers:
         for text in read_bytes(path).split(b"\n"):
@@ -335,7 +345,7 @@ def _compared(
             if kept.number > len(digests):
                 problems[f"{witness}, and this log ends at {len(digests)}"] = None
             elif not hmac.compare_digest(digests[kept.number - 1], kept.sha256):
-                problems[f"{witness} with other contents: it was written anew since"] = None
+                problems[f"{witness} with other contents: this log was rewritten afterwards"] = None
             else:
                 anchored = max(anchored, kept.number)
     return anchored, list(problems)

@@ -1,25 +1,27 @@
-"""Counters by which a party's peers notice that its store was restored from an earlier copy.
+"""Counters that show a party's peers when its store was restored from an earlier copy.
 
-A store restored from a copy lacks its latest spending, and would send other contents under a nonce
-that is already in use. The store itself cannot show that it was restored, but peers of later
-sessions can notice it. Every store therefore has a counter, which increases with each announcement
-and each sent frame. A party announces its counter at the beginning and the end of a session. Each
+A store that was restored from a copy has lost its latest records of privacy spending, and would
+send new contents under a nonce that it has already used. The store itself cannot show that it was
+restored, but the other parties (peers) of later sessions can notice the restore. Every store
+therefore has a counter, which increases with each announcement of the counter and with each frame
+that the party sends. A party announces its counter at the beginning and the end of a session. Each
 peer stores the largest value that it knows: the announced value, plus one for every frame received
-since. If a peer receives an announced counter that has not increased, the peer refuses the session
-before it sends any message.
+since. If a peer receives an announced counter that is not larger than the stored value, the peer
+refuses the session before it sends any message.
 
-The value on disk is never smaller than the value that a peer can know, because frames are counted
-in blocks: a block is counted on disk before its first frame is sent. If a copy was made during a
-session and is used later, peers therefore notice this if the session ended after the copy, or sent
-more than a block. In a training with a journal of sent messages, a party also announces the
-journal's length; peers then notice the copy after one more exchange.
+The value on disk is never smaller than the value that a peer can know, because the party counts
+sent frames in blocks: the counter on disk is increased by a whole block before the block's first
+frame is sent. If a copy of the store is made during a session and used later, peers notice the copy
+if the session ended after the copy, or sent more frames than a block. In a training with a
+journal of sent messages, a party also announces the length of the journal; peers then notice the
+copy if one more exchange followed.
 
-Each refused attempt increases the counter of the restored store, so that peers would accept the
-counter in the end. Before a party announces its counter, each peer therefore reports the largest
-counter of this party that it knows. If the reported value is larger than the store's own counter,
-the store refuses sessions with this peer until its party declares the restore. A peer with a false
-report can only end its own sessions with the party, because a report never changes the party's
-counter.
+Each session that peers refuse increases the counter of the restored store, so the counter would
+become large enough after many attempts. Before a party announces its counter, each peer therefore
+reports the largest counter of this party that it knows. If the reported value is larger than the
+store's own counter, the party refuses sessions with this peer until the party declares that it
+restored the store. A peer that reports a false value can only end its own sessions with the party,
+because a report never changes the party's counter.
 """
 
 from __future__ import annotations
@@ -39,26 +41,27 @@ from vfl.core.frame import Frame, Kind
 from vfl.core.storage import Seal, damaged, locked, read_sealed_json, write_sealed_json
 from vfl.session.store.session_log import Head
 
-#: Number of frames that are counted on disk together, before the first of them is sent.
+#: Number of frames by which the counter on disk increases before the first frame of a block is
+#: sent.
 BLOCK = 1 << 10
-#: Increase of the counter after a declared restore; it is larger than any count that can have been
-#: lost.
+#: Increase of the counter after a declared restore; it is larger than any number of frames that the
+#: copy can lack.
 RESTORED = 1 << 32
 MOST = 1 << 62
 FOLDER = "witness"
-#: Command with which a party declares that its newest store is lost.
+#: Command line with which a party declares that the newest state of its store is lost.
 RESTORED_BY = "vfl sessions party.toml --restored"
 
 
 class Announcement(Settings):
-    """Message that shows a peer how old a party's store is.
+    """Message that shows a peer whether the sender's store was restored from an earlier copy.
 
     Attributes:
-        count: counter of the store; it is larger than in any earlier announcement.
-        known: the largest counter of the receiver's store that this party knows.
-        noted: number of exchanges of this training, up to the last one in the party's journal; None
-            without a journal.
-        head: head of the party's session log, which the receiver stores in its own log.
+        count: counter of the sender's store; it is larger than in any earlier announcement.
+        known: the largest counter of the receiver's store that the sender knows.
+        noted: number of exchanges of this training up to and including the last one in the sender's
+            journal; None without a journal.
+        head: head of the sender's session log, which the receiver stores in its own log.
     """
 
     count: int = Field(gt=0, lt=MOST)
@@ -68,7 +71,7 @@ class Announcement(Settings):
 
     @classmethod
     def parse(cls, content: Any, peer: str) -> Announcement:
-        """Read the announcement of a peer.
+        """Parse the announcement of a peer.
 
         Raises:
             ProtocolError: the message has an unknown form.
@@ -76,19 +79,20 @@ class Announcement(Settings):
         try:
             return cls.model_validate(content)
         except ValidationError:
-            raise ProtocolError(f"party '{peer}' announces no counter of its store") from None
+            raise ProtocolError(f"party '{peer}' did not send the counter of its store") from None
 
 
 class Counts(Settings):
-    """Counters on disk: the counter of this store, and the known counters of its peers.
+    """Counters on disk: the counter of this party's store, and the last known counter of each peer.
 
     Attributes:
-        count: largest value that the store has announced, or may have reached by sending frames.
-        peers: the largest known value of each peer's counter.
-        doubted: for each peer that reports a larger counter of this store than the store itself
-            has, the reported value.
-        lost_epsilon, lost_statistics: epsilon and number of statistics that the party declared as
-            possibly spent but forgotten.
+        count: the largest value that the party has announced, or may have reached by sending
+            frames.
+        peers: the largest known value of each peer's counter, by peer.
+        doubted: for each peer that reported a larger counter of this store than the counter on
+            disk, the reported value.
+        lost_epsilon, lost_statistics: epsilon and number of statistics that may have been spent
+            without a record, as the party declared after a restore.
     """
 
     count: int = Field(default=0, ge=0)
@@ -99,7 +103,9 @@ class Counts(Settings):
 
 
 class Witness:
-    """A store's own counter and the counters of its peers; several processes may use them at once.
+    """A store's own counter and the counters of its peers.
+
+    Several processes may use a store at once.
 
     Args:
         folder: folder of the store's sessions.
@@ -113,7 +119,7 @@ class Witness:
         self._seal = Seal("counts of sessions", party, "all")
 
     def read(self) -> Counts:
-        """Read the counters from disk; a store of an earlier vfl begins at 0.
+        """Read the counters from disk; the store of an earlier vfl version begins at 0.
 
         Raises:
             RunFolderError: the file is damaged.
@@ -126,14 +132,15 @@ class Witness:
             raise damaged(self._path) from None
 
     def announce(self) -> int:
-        """Increase the counter above all earlier values, and reserve the next block of frames."""
+        """Increase this store's counter above all earlier values, and reserve a block of frames."""
         return self._change(lambda now: {"count": now.count + 1 + BLOCK}).count - BLOCK
 
     def require(self, known: int, peer: str) -> None:
-        """Refuse to continue if a peer knows a larger counter of this store than the store itself.
+        """Raise an error if a peer knows a larger counter of this store than the one on disk.
 
         Raises:
-            RolledBackError: a peer reports a larger counter, now or earlier.
+            RolledBackError: this peer reports a larger counter than the counter on disk, or
+                reported one earlier.
         """
         now = self.read()
         if now.count < known:
@@ -144,15 +151,15 @@ class Witness:
         raise self._went_back(self._party, now.count, met, peer)
 
     def reserve(self, count: int) -> None:
-        """Write a larger counter to disk before any peer can know the value."""
+        """Write a larger counter to disk before any peer can learn the new value."""
         self._change(lambda now: {"count": max(now.count, count)})
 
     def admit(self, peer: str, count: int) -> None:
-        """Store the counter that a peer has announced.
+        """Store the counter that a peer has announced; the counter must have increased.
 
         Raises:
-            RolledBackError: the peer announced this value before, or has sent more frames since
-                than this value counts.
+            RolledBackError: the announced counter is not larger than the known counter of the peer,
+                which includes the frames received from it.
         """
 
         def change(now: Counts) -> dict[str, Any]:
@@ -163,7 +170,10 @@ class Witness:
         self._change(change)
 
     def keep(self, counts: Mapping[str, int]) -> None:
-        """Store the counters that peers have reached; a stored counter never decreases."""
+        """Store the counters that peers have reached.
+
+        The method never decreases a stored counter.
+        """
 
         def change(now: Counts) -> dict[str, Any]:
             larger = {peer: max(one, now.peers.get(peer, 0)) for peer, one in counts.items()}
@@ -173,7 +183,7 @@ class Witness:
             self._change(change)
 
     def renamed(self, old: str, new: str) -> None:
-        """Move the known counter of a peer to the peer's new name."""
+        """Move the stored counter of a renamed peer to the peer's new name."""
 
         def change(now: Counts) -> dict[str, Any]:
             kept = {name: dict(getattr(now, name)) for name in ("peers", "doubted")}
@@ -185,11 +195,12 @@ class Witness:
         self._change(change)
 
     def restored(self, lost_epsilon: float, lost_statistics: int = 0) -> None:
-        """Increase the counter beyond all forgotten values, because the store was restored.
+        """After a declared restore, increase the counter beyond all values that peers can know.
 
         Args:
-            lost_epsilon: epsilon that may have been spent since the copy was made.
-            lost_statistics: statistics that may have been disclosed since the copy was made.
+            lost_epsilon: epsilon that this party may have spent after the copy was made.
+            lost_statistics: number of statistics that this party may have disclosed after the copy
+                was made.
         """
         self._change(
             lambda now: {
@@ -212,31 +223,32 @@ class Witness:
     def _went_back(self, party: str, count: int, known: int, witness: str) -> RolledBackError:
         return RolledBackError(
             f"the store of party '{party}' was restored from an earlier copy",
-            where=f"count of party '{party}'",
-            got=f"{count}, which it announces",
-            want=f"more than {known}, which {witness} has seen",
-            fix=f"restore the newest store at party '{party}'; if it is lost, declare it by "
-            f"{self._command} there; docs/backups.md explains what that costs",
+            where=f"store counter of party '{party}'",
+            got=f"{count}, as the party announced",
+            want=f"more than {known}, which {witness} knows",
+            fix=f"restore the newest store at party '{party}'; if it is lost, that party declares "
+            f"the loss by {self._command}; docs/backups.md explains the consequences",
         )
 
 
 class Standing:
-    """Counters of one session: of the frames that this party sends and receives.
+    """Counters during one session, which increase with frames sent and frames received.
 
     Args:
-        witness: witness of the store.
+        witness: the counters of the store on disk.
         party: this party.
         run: name of the session.
-        noted: function that returns the length of the party's journal; see `Announcement`.
-        received: for each peer, the number of exchanges of this training that it sent in earlier
-            sessions.
-        label_party: name of the label party, to which a feature party's stream leads.
+        noted: function that returns the number of exchanges that the party's journal covers; see
+            `Announcement.noted`.
+        received: for each peer, the number of exchanges of this training that the peer sent in
+            earlier sessions.
+        label_party: name of the label party, to which a feature party's only stream leads.
         head: function that returns the head of the party's log.
 
     Attributes:
-        received: for each peer, the number of exchanges that it has sent, as far as this party
-            knows.
-        heads: heads of the peers' logs, as they announced them.
+        received: for each peer, the number of exchanges of this training that the peer has sent, as
+            far as this party knows.
+        heads: heads of the peers' session logs, as the peers announced them.
     """
 
     def __init__(
@@ -253,13 +265,14 @@ class Standing:
         self.heads: dict[str, Head] = {}
         self._leads, self._label_party = party == label_party, label_party
         self._sending = "down" if self._leads else "up"
-        # The thread that admits parties may also announce, but only one thread sends.
+        # The thread that admits parties may announce counters at the same time, but only one thread
+        # sends frames.
         self._sent = self._base = self._reserved = 0
         self._counts: dict[str, int] = {}
         self.received: dict[str, int] = dict(received or {})
 
     def announce(self, peer: str = "") -> Announcement:
-        """Announce this store's counter to a peer, and the known counter of the peer's store."""
+        """Return an announcement to a peer: this store's counter, and the peer's known one."""
         count = self._witness.announce()
         self._base, self._reserved = count - self._sent, count + BLOCK
         known, head = self.known_of(peer), self._head()
@@ -270,10 +283,9 @@ class Standing:
         return self._witness.read().peers.get(peer, 0)
 
     def require(self, known: int, peer: str) -> None:
-        """Refuse a session with a peer that knows a larger counter of this store than its own.
+        """Refuse a session if the peer knows a larger counter of this store than the store.
 
-        A counter larger than the store's own counter shows that the store was restored from an
-        older copy.
+        Such a peer shows that this party's store was restored from an older copy.
 
         Raises:
             RolledBackError: this party's own store was restored from an older copy.
@@ -281,11 +293,11 @@ class Standing:
         self._witness.require(known, f"party '{peer}'")
 
     def answer(self) -> Announcement:
-        """Return this party's announcement to a peer that attaches.
+        """Return this party's announcement to a peer that has just connected.
 
-        The announced counter is from the block that this session has reserved, so a full disk does
-        not prevent the answer. If another session of the store has announced a larger counter
-        since, the method reserves a new block on disk.
+        The announced counter is taken from the block that this session has already reserved on
+        disk, so a full disk does not prevent the answer. If another session of the same store has
+        announced a larger counter since, the method reserves a new block on disk.
         """
         last = self._witness.read().count == self._reserved
         if not last or self._base + self._sent + 1 >= self._reserved:
@@ -295,7 +307,7 @@ class Standing:
         return Announcement(count=count, noted=self._noted(), head=self._head())
 
     def admit(self, peer: str, announced: Announcement) -> None:
-        """Check that a peer's store was not restored from an older copy, and store its counter.
+        """Check that a peer's store was not restored from an old copy; store its counter.
 
         Raises:
             RolledBackError: the peer's store was restored from an older copy.
@@ -304,22 +316,27 @@ class Standing:
         came = self.received.get(peer, 0)
         if announced.noted is not None and announced.noted < came:
             raise RolledBackError(
-                f"party '{peer}' has lost the record of its messages in the training '{self._run}'",
+                f"party '{peer}' has lost part of its journal of messages in the training "
+                f"'{self._run}'",
                 where=f"journal of party '{peer}'",
-                got=f"exchanges up to {announced.noted}",
-                want=f"up to {came}, which it sent",
-                fix="train under another name; this training would send two contents under "
-                "one nonce",
+                got=f"a journal up to exchange {announced.noted}",
+                want=f"a journal up to exchange {came}, which the party has sent",
+                fix="train under another name; this training would encrypt two different messages "
+                "under one nonce",
             )
         self._counts[peer], self.heads[peer] = announced.count, announced.head
 
     def admit_count(self, peer: str, count: int) -> None:
-        """Admit a peer without a stream to this party; the peer has signed only its counter."""
-        with suppress(StorageError):  # the count was compared, so a full disk ends no session
+        """Check and store the counter of a peer without a direct stream.
+
+        The peer signed this counter.
+        """
+        # the counter was compared with the one on disk, so a full disk need not end the session
+        with suppress(StorageError):
             self._witness.admit(peer, count)
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
-        """Count a frame; see `vfl.core.frame.Observer`."""
+        """Count a sent or received frame; see `vfl.core.frame.Observer`."""
         if direction == self._sending:
             self._sent += 1
             if self._reserved and self._base + self._sent >= self._reserved:
@@ -333,11 +350,11 @@ class Standing:
                 self.received[peer] = max(frame.step + 1, self.received.get(peer, 0))
 
     def conclude(self, counts: Mapping[str, int]) -> None:
-        """Store the counters that peers announced at the end of a session."""
+        """Store the counters that peers announced at the session's end."""
         for peer, count in counts.items():
             self._counts[peer] = max(count, self._counts.get(peer, 0))
 
     def write(self) -> None:
-        """Write the known counters of peers to disk."""
-        with suppress(StorageError):  # a later call writes all of them when there is room again
+        """Write all known counters of peers to disk."""
+        with suppress(StorageError):  # if the disk is full, a later call writes all counters
             self._witness.keep(self._counts)

@@ -1,8 +1,8 @@
-"""The trace: a party's own recording of a training, and the functions that read a trace.
+"""The trace: a party's recording of the frames of one training, and functions that read a trace.
 
-Recording is off by default. Frames are stored as the compressed and perturbed bytes that were sent,
-with the positions of their rows; a party's trace contains only data that the party received or
-sent.
+Recording is disabled by default. A trace stores frames as the bytes that were sent, after
+compression and defense, and the row numbers of each frame; a party's trace contains only data that
+the party received or sent.
 """
 
 from __future__ import annotations

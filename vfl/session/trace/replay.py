@@ -1,4 +1,4 @@
-"""Reads a trace: the frames of one party, decoded as the session decoded them."""
+"""Reads a trace: the frames of one party, decoded to the values that the session used."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from vfl.session.trace.store import Replayed, Store, links_of, unpack
 
 
 class Snapshot(NamedTuple):
-    """A party's own weights at one step of the training.
+    """A party's weights at one point of the training.
 
     Attributes:
-        epoch: number of epochs that were trained before; 0 is before the first step.
-        step: number of the exchange that follows.
-        weights: weights by name, with the state of codec and defense.
+        epoch: number of epochs that were trained before this point; 0 is before the first step.
+        step: number of the first exchange after this point.
+        weights: weights by name, including the state of codec and defense.
     """
 
     epoch: int
@@ -35,7 +35,7 @@ class Snapshot(NamedTuple):
 
 
 class Recording:
-    """A party's own trace of a training, as `read` opens it.
+    """A party's trace of a training; `read` opens a trace.
 
     Attributes:
         party: party that made the recording.
@@ -55,7 +55,7 @@ class Recording:
     def frames(
         self, *, phase: str | None = None, party: str | None = None, direction: str | None = None
     ) -> Iterator[Replayed]:
-        """Yield the recorded frames in the order of recording, with their original bytes.
+        """Yield the recorded frames in their recorded order, with the bytes that were sent.
 
         Args:
             phase: yield only frames of "train", "validation" or "test".
@@ -79,20 +79,21 @@ class Recording:
     def decoded(
         self, *, phase: str | None = None, party: str | None = None, direction: str | None = None
     ) -> Iterator[tuple[Replayed, Tensor]]:
-        """Yield each frame with its decoded cut or gradient, axes (rows, width).
+        """Yield each frame with its decoded cut or gradient, both with axes (rows, width).
 
-        The arguments are the same as those of `frames`.
+        The arguments are those of `frames`.
 
         Raises:
             RunFolderError: a file is missing or damaged.
-            FrameError: the codec cannot have made these bytes.
-            SpecError: the codec has state that changes during training, and the trace has only some
-                epochs.
+            FrameError: the codec cannot have produced these bytes.
+            SpecError: the codec has state that changes during training, but the trace contains only
+                some epochs.
         """
         learns = compression.make(self.terms.codec).learns
         if learns and (self.settings.epochs or "train" not in self.settings.phases):
             raise SpecError(
-                "this codec learns while it trains, so decoding a frame needs all frames before it",
+                "this codec's state changes in training, so decoding a frame needs all frames "
+                "before it",
                 got=self.terms.codec,
                 fix="record the training frames of every epoch",
             )
@@ -105,7 +106,7 @@ class Recording:
                 yield frame, values
 
     def snapshots(self) -> Iterator[Snapshot]:
-        """Yield the party's own weights, in the order of the epochs.
+        """Yield snapshots of the party's weights, in the order of the epochs.
 
         Raises:
             RunFolderError: a file is missing or damaged.
@@ -122,18 +123,19 @@ def read(folder: Path) -> Recording:
     """Open the trace in a folder, ``RUN/parties/PARTY/trace``.
 
     Raises:
-        RunFolderError: the folder has no trace, or the trace is damaged or of another format.
+        RunFolderError: the folder has no trace, or the trace is damaged or has another format
+            version.
     """
     return Recording(Path(folder))
 
 
 class Decoder:
-    """Decodes the frames between one feature party and the label party, in order.
+    """Decodes frames between a feature party and the label party, in recorded order.
 
     Args:
         terms: the agreed terms.
         party: the feature party.
-        folder: folder of the trace, which error messages name.
+        folder: folder of the trace, named in error messages.
     """
 
     def __init__(self, terms: Terms, party: str, folder: Path) -> None:
@@ -146,18 +148,19 @@ class Decoder:
         self._epoch = 0
 
     def values(self, frame: Replayed) -> Tensor:
-        """Decode a frame to the values that its receiver used, axes (rows, width).
+        """Decode a frame to the values that its receiver computed with, axes (rows, width).
 
         Raises:
-            RunFolderError: the trace lacks the cut to which a gradient belongs.
-            FrameError: the codec cannot have made these bytes.
+            RunFolderError: the trace lacks the cut that belongs to this gradient.
+            FrameError: the codec cannot have produced these bytes.
         """
         training = frame.phase == "train"
         context = StepContext(frame.step, training, rows=frame.rows if training else None)
         if frame.kind is Kind.GRAD:
             if frame.step not in self._cuts:
                 raise RunFolderError(
-                    "the cut that a gradient belongs to is missing", where=str(self._folder)
+                    "the trace does not contain the cut that belongs to this gradient",
+                    where=str(self._folder),
                 )
             kept = self._codec.encoder_state(self._cuts.pop(frame.step))
             return self._codec.decode_grad(
@@ -171,7 +174,7 @@ class Decoder:
         return values
 
     def _catch_up(self, frame: Replayed) -> None:
-        """Commit the steps in the codec that both parties had committed before this cut."""
+        """Repeat in the codec the step commits that both parties had made before this cut."""
         same_epoch = frame.phase == "train" and frame.epoch == self._epoch
         last = self._in_flight - 1 if same_epoch else 0
         while len(self._uncommitted) > last:
@@ -180,10 +183,10 @@ class Decoder:
 
 
 def training_cuts(recording: Recording, party: str | None = None) -> Tensor:
-    """Decode the training cuts of one feature party, in the order of the steps.
+    """Decode all training cuts that one feature party sent, in the order of the steps.
 
-    If the codec is lossy, the values have its loss; if the codec has a trained module, the width is
-    that of the module's output.
+    The values contain the error of a lossy codec; if the codec has a trained module, the width is
+    the width of the module's output.
 
     Args:
         recording: a trace.
@@ -193,15 +196,16 @@ def training_cuts(recording: Recording, party: str | None = None) -> Tensor:
         All cuts in one tensor, float32, axes (rows, width).
 
     Raises:
-        UserError: the party does not exist, or no party is given and there are several.
-        DataError: the trace has no training frames.
+        UserError: the party does not exist, or `party` is None although there are several feature
+            parties.
+        DataError: the trace contains no training frames.
         SpecError, FrameError, RunFolderError: see `Recording.decoded`.
     """
     party = _chosen(links_of(recording.terms, recording.party), party)
     cuts = [cut for _, cut in recording.decoded(phase="train", party=party, direction="up")]
     if not cuts:
         raise DataError(
-            "this trace holds no training cuts",
+            "this trace contains no training cuts",
             got=f"phases {', '.join(recording.settings.phases)}",
             fix="train with -s trace.phases=train",
         )
@@ -213,14 +217,14 @@ def _chosen(known: list[str], party: str | None) -> str:
         return known[0]
     if party is None:
         raise UserError(
-            "this trace holds the cuts of several parties",
+            "this trace contains the cuts of several parties",
             got=", ".join(known),
-            want="one of them",
+            want="one of these parties",
             fix=f"--party {known[0]}",
         )
     if party not in known:
         raise UserError(
-            f"this trace holds no cuts of '{party}'",
+            f"this trace contains no cuts of '{party}'",
             want=", ".join(known),
             fix=nearest(party, known),
         )
