@@ -102,8 +102,8 @@ def test_an_owner_allows_the_runs_that_its_weights_may_go_on_from(played):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"parties": {name: {"width": 5} for name in PARTIES}}, "another network"),
-        ({"codec": "topk:k=2"}, "another network"),
+        ({"parties": {name: {"width": 5} for name in PARTIES}}, "a different network"),
+        ({"codec": "topk:k=2"}, "a different network"),
         ({"label": {"party": "lender", "top": "mlp:hidden=9"}}, "different label or top"),
     ],
 )

@@ -583,8 +583,7 @@ class Service:
             for party in (party for row in answer.missing for party in row):
                 self.figures.add("missing_cuts", party=party)
         fresh = dict(zip(batch.rows.tolist(), rows, strict=True))
-        # The cache stores no answer without an absent party's cut, so that a party that has returned
-        # is queried again.
+        # The cache stores no answer that lacks an absent party's cut, because the party may return.
         if inputs is None and self._cache_rows and not serving.absent:
             self._cache.update(fresh)
             while len(self._cache) > self._cache_rows:

@@ -193,5 +193,5 @@ def test_a_store_that_was_put_back_goes_on_once_its_party_says_so(tmp_path):
 
 @pytest.mark.parametrize("content", [None, {}, {"count": 0}, {"count": MOST}, {"count": 1, "x": 1}])
 def test_an_announcement_of_another_form(content):
-    with pytest.raises(ProtocolError, match="announces no count"):
+    with pytest.raises(ProtocolError, match="did not send the count"):
         Announcement.parse(content, "lender")
