@@ -304,7 +304,7 @@ def test_alignments_of_a_day_are_counted_before_they_begin(make):
     for _ in range(2):
         with pytest.raises(VFLError, match="does not consent to this alignment"):
             federation.run("align")
-    with pytest.raises(VFLError, match="consents to fewer alignments a day"):
+    with pytest.raises(VFLError, match="does not consent to another alignment"):
         federation.run("align")
 
 

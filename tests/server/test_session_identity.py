@@ -240,7 +240,7 @@ def test_an_innocent_party_is_told_whose_rows_differ(session):
         assert "see the output of the label party's command" in told
     for told in (str(one) for one in session.flower.failures if one not in late):
         assert "the tables of 'shop' and 'lender' have different rows" in told
-        assert "keep only the ids all parties share" in told
+        assert "keep only the ids that all parties have" in told
         assert "TLS" not in told
 
 

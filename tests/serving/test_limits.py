@@ -86,7 +86,7 @@ def test_a_file_without_good_tokens_is_refused(tmp_path, content):
     file = tmp_path / "tokens"
     file.write_text(content)
     file.chmod(0o600)
-    with pytest.raises(VFLError, match="no token, or one that is too short"):
+    with pytest.raises(VFLError, match="no token, or a token that is too short"):
         tokens_in(file)
 
 
@@ -241,7 +241,7 @@ def test_named_clients_have_tokens_budgets_and_ends_of_their_own(local, trained_
 @pytest.mark.parametrize("days", [0.0, -1.0, float("nan"), float("inf"), 40_000.0])
 def test_a_token_ends_some_day_or_never_by_its_absence(tmp_path, days):
     named = Clients(tmp_path, "label")
-    with pytest.raises(UserError, match="expiry of a token is not allowed"):
+    with pytest.raises(UserError, match="number of days until a token expires is not allowed"):
         named.add("one", days=days)
     assert named.entries() == []
 

@@ -46,5 +46,5 @@ def test_bytes_that_are_no_report(payload):
 
 
 def test_a_party_reports_for_itself_only():
-    with pytest.raises(ProtocolError, match="party 'shop' reported under another name"):
+    with pytest.raises(ProtocolError, match="party 'shop' sent a report under another"):
         PartyReport.of(REPORT.frame(), "shop")

@@ -88,7 +88,7 @@ def test_files_are_never_overwritten(tmp_path):
 
 @pytest.mark.parametrize("party", ["", "../bank", "a/b", ".hidden", "ca", "server", "x" * 65])
 def test_a_party_whose_name_is_no_file_name(tmp_path, party):
-    with pytest.raises(UserError, match="keys cannot have this name"):
+    with pytest.raises(UserError, match="cannot be the name of its key files"):
         write_trial_certificates(tmp_path / "new", ["localhost"], [party])
     assert not (tmp_path / "new").exists()
 

@@ -1,8 +1,8 @@
-"""A party's own metrics for Prometheus, read from its store, its certificates and its disk.
+"""A party's metrics for Prometheus, read from its store, its certificates and its disk.
 
 `vfl up` serves the metrics only if the party's own file has `[monitor]`, and only at the address in
 `[monitor]`. The metrics are counts, sums, and names of parties and runs; they contain no row, id,
-cell value or secret. A request for the metrics reads files on disk and contacts no other party.
+table value or secret. A request for the metrics reads files on disk and contacts no other party.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vfl.transport.front import Front, FrontLimits, welcome
 from vfl.transport.http import HttpServer, Receive, Scope, Send, http_config
 from vfl.transport.stream import listen, require_loopback
 
-#: Least interval between two collections of the metrics, in seconds.
+#: Seconds for which collected metrics are reused; later requests collect them again.
 _FRESH_S = 2.0
 _METRICS = "/metrics"
 _LIMITS = FrontLimits(per_second=20.0, burst=20.0)
@@ -42,11 +42,11 @@ _LIMITS = FrontLimits(per_second=20.0, burst=20.0)
 
 @dataclass(frozen=True, slots=True)
 class Epsilon:
-    """Epsilon spent on one row, summed over all runs in a party's store.
+    """Epsilon spent on one row's data, summed over all runs in a party's store.
 
     Attributes:
-        spent: epsilon that all run names have spent together, by basic composition.
-        most: value of `consent.max_epsilon`; None means no limit.
+        spent: epsilon that all runs have spent together, by basic composition (the sum).
+        most: value of `consent.max_epsilon`; None without a limit.
     """
 
     spent: float
@@ -54,7 +54,7 @@ class Epsilon:
 
     @classmethod
     def of(cls, party: PartyFile) -> Epsilon:
-        """Read the spending from the ledger of the party's store.
+        """Read the spent epsilon from the ledger of the party's store.
 
         Raises:
             RunFolderError: the ledger is damaged.
@@ -63,7 +63,7 @@ class Epsilon:
 
     @property
     def left(self) -> float | None:
-        """Epsilon that sessions may still spend; None if there is no limit."""
+        """Epsilon that later sessions may spend; None without a limit."""
         return None if self.most is None else max(0.0, self.most - self.spent)
 
 
@@ -72,7 +72,7 @@ class PartyMetrics:
 
     Args:
         party: the party's own configuration file.
-        certificates: certificates whose end dates are reported, by name.
+        certificates: certificates whose expiry dates are reported, by name.
         is_up: function that returns whether the party's SuperLink or SuperNode runs.
     """
 
@@ -82,7 +82,7 @@ class PartyMetrics:
         self._party, self._certificates, self._is_up = party, certificates, is_up
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics at their present values."""
+        """Yield all metrics with their present values."""
         party = self._party
         about = GaugeMetricFamily(
             "vfl_party_info",
@@ -91,7 +91,11 @@ class PartyMetrics:
         )
         about.add_metric([party.party, party.role, VERSION], 1)
         yield about
-        yield GaugeMetricFamily("vfl_node_up", "whether the service of Flower runs", self._is_up())
+        yield GaugeMetricFamily(
+            "vfl_node_up",
+            "whether this party's Flower service (SuperLink or SuperNode) runs",
+            self._is_up(),
+        )
         yield from self._of_files()
         readable = True
         try:
@@ -99,20 +103,20 @@ class PartyMetrics:
             yield from _of_sessions(ledger.entries())
             yield from _of_epsilon(Epsilon(ledger.spent_epsilon(), party.consent.max_epsilon))
             yield from self._of_newest(ledger.entries())
-        except VFLError:  # the file is damaged; `vfl sessions` reports where
+        except VFLError:  # the ledger is damaged; `vfl sessions` reports where
             readable = False
-        yield GaugeMetricFamily("vfl_ledger_readable", "whether the store can be read", readable)
+        yield GaugeMetricFamily("vfl_ledger_readable", "whether vfl can read the store", readable)
 
     def _of_files(self) -> Iterator[Metric]:
         days = GaugeMetricFamily(
             "vfl_certificate_days_left",
-            "days until a certificate ends; negative once it has",
+            "days until a certificate expires; negative after the expiry",
             labels=["certificate"],
         )
         for name, path in self._certificates.items():
             try:
                 days.add_metric([name], time_left(path) / timedelta(days=1))
-            except VFLError:  # the file is missing; `vfl doctor` reports it
+            except VFLError:  # the certificate is missing; `vfl doctor` reports the missing file
                 continue
         yield days
         store = self._party.store_path
@@ -124,7 +128,7 @@ class PartyMetrics:
         yield GaugeMetricFamily("vfl_disk_bytes", "size of that disk in bytes", room.total)
 
     def _of_newest(self, entries: list[Entry]) -> Iterator[Metric]:
-        """Yield metrics of the run used last: the state, exchanges and progress of its session."""
+        """Yield metrics of the most recent run: is its session active, exchanges, progress."""
         if not entries:
             return
         entry = entries[-1]
@@ -134,7 +138,7 @@ class PartyMetrics:
         yield GaugeMetricFamily("vfl_session_active", "whether a session is running", active)
         trips = GaugeMetricFamily(
             "vfl_session_round_trips",
-            "exchanges with each peer in the last training, as far as recorded",
+            "exchanges with each peer in the last training, as far as the ledger records them",
             labels=["run", "peer"],
         )
         for peer, count in entry.received.items():
@@ -143,7 +147,7 @@ class PartyMetrics:
         try:
             told = read_json(run / PROGRESS)
             progress = {name: float(told[name]) for name in ("done", "total", "per_second")}
-        except (VFLError, OSError, KeyError, TypeError, ValueError):  # only the label party has it
+        except (VFLError, OSError, KeyError, TypeError, ValueError):  # no file
             return
         for name, about in _PROGRESS.items():
             metric = GaugeMetricFamily(f"vfl_session_{name}", about, labels=["run"])
@@ -152,14 +156,14 @@ class PartyMetrics:
 
 
 _PROGRESS = {
-    "exchanges_done": "exchanges of the session, at the label party",
-    "exchanges_total": "planned exchanges of the session; early stopping ends it sooner",
+    "exchanges_done": "completed exchanges of the session, at the label party",
+    "exchanges_total": "planned exchanges of the session, if early stopping does not end it sooner",
     "exchanges_per_second": "present rate of exchanges",
 }
 
 
 def _of_sessions(entries: list[Entry]) -> Iterator[Metric]:
-    """Yield sums over all run names for each mode of a session."""
+    """Yield sums over all runs, for each mode of a session (train, evaluate, predict, serve)."""
     runs = GaugeMetricFamily("vfl_runs", "number of run names, by state", labels=["state"])
     for state, count in sorted(Counter(entry.state for entry in entries).items()):
         runs.add_metric([state], count)
@@ -170,7 +174,9 @@ def _of_sessions(entries: list[Entry]) -> Iterator[Metric]:
             sums[mode] = sums.get(mode, Spent()).plus(spent)
     sessions = CounterMetricFamily("vfl_sessions", "number of started sessions", labels=["mode"])
     rows = CounterMetricFamily(
-        "vfl_session_rows", "rows whose cuts were sent, counted each time", labels=["mode"]
+        "vfl_session_rows",
+        "rows whose cuts were sent; a row counts each time that it is sent",
+        labels=["mode"],
     )
     sent = CounterMetricFamily(
         "vfl_session_bytes", "bytes of frames, headers included", labels=["mode", "direction"]
@@ -185,28 +191,30 @@ def _of_sessions(entries: list[Entry]) -> Iterator[Metric]:
 
 def _of_epsilon(epsilon: Epsilon) -> Iterator[Metric]:
     yield GaugeMetricFamily(
-        "vfl_epsilon_spent", "epsilon of one row that was spent under all names", epsilon.spent
+        "vfl_epsilon_spent", "epsilon spent on one row's data in all runs together", epsilon.spent
     )
     if epsilon.left is not None:
         yield GaugeMetricFamily(
-            "vfl_epsilon_left", "remaining epsilon up to consent.max_epsilon", epsilon.left
+            "vfl_epsilon_left",
+            "epsilon that later sessions may spend until consent.max_epsilon is reached",
+            epsilon.left,
         )
 
 
 class Monitor:
-    """Serves the metrics to Prometheus and other authorised readers.
+    """Serves a party's metrics over HTTP to Prometheus and other authorised readers.
 
     Args:
-        settings: settings of [monitor]: the server's address, and who may read the metrics.
-        metrics: source of the metrics.
-        certificate, key: PEM files for TLS, if any.
+        settings: settings of [monitor]: the address of the server, and which readers it admits.
+        metrics: object that collects the metrics.
+        certificate, key: PEM files for TLS; None without TLS.
 
     Attributes:
-        address: address of the metrics, as text for users.
+        address: URL of the metrics, as text for users.
 
     Raises:
-        UserError: no process can listen at the address, or the address is open to other machines
-            without TLS.
+        UserError: this process cannot listen at the address, or other machines can reach the
+            address without TLS.
     """
 
     def __init__(
@@ -217,7 +225,7 @@ class Monitor:
         key: Path | None = None,
     ) -> None:
         if (certificate is None) is not (key is None):
-            raise UserError("certificate and key belong together", where="[monitor]")
+            raise UserError("certificate and key must be given together", where="[monitor]")
         if certificate is None:
             require_loopback(settings.host)
         self._allowed = [ip_network(each) for each in settings.allow]
@@ -231,7 +239,7 @@ class Monitor:
         self.address = f"{'http' if certificate is None else 'https'}://{here}{_METRICS}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request; the ASGI entry point."""
+        """Handle one HTTP request; this method is the ASGI entry point."""
         if scope["type"] != "http":
             return
         source = scope["client"][0] if scope.get("client") else ""
@@ -276,7 +284,7 @@ def monitored(
     is_up: Callable[[], bool],
     say: Callable[[str], None],
 ) -> Iterator[None]:
-    """Serve the metrics until the block ends, if the party's own file has `[monitor]`.
+    """Serve the metrics until the `with` block ends, if the party's own file has `[monitor]`.
 
     Raises:
         UserError: see `Monitor`.

@@ -1,7 +1,8 @@
-"""Authorised clients of a service, by name; each has a token, daily budgets and an expiry.
+"""The clients that may query a service, by name; each client has a token, daily budgets, an expiry.
 
 A token is 32 random bytes. The party's store has only the token's SHA-256 digest, not the token
-itself. `vfl clients` writes the list; a running service reads it again when it has changed.
+itself. `vfl clients` writes the list of clients; a running service reads the list again when it has
+changed.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from vfl.core.storage import (
     write_text,
 )
 
-#: Names of the files with the list of clients and with the requests of the current day, in the
-#: party's store or a run's folder.
+#: Names of two files in the party's store or a run's folder: the list of clients, and the counts of
+#: requests of the current day.
 FOLDER, _LIST, _SPENT = "clients", "clients.json", "spent.json"
 _LIST_KIND, _SPENT_KIND = "clients of a service", "served rows"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 _LOOK_EVERY_S = 1.0
-#: Time limit in seconds for waiting until another process has changed the counts.
+#: Longest wait in seconds until another process has finished a change of the counts.
 _PATIENCE_S = 5.0
 _DAY_S = 24 * 3600
 _LEAST_LETTERS = 16
-#: Longest validity of a token with an expiry in days; a token without expiry is valid forever.
+#: Longest validity in days of a token that expires; a token without expiry is valid forever.
 _MOST_DAYS = 36_500
-#: Units that a budget counts, in the order of its numbers.
+#: Units of the two budgets of a client, in the order in which the budgets are stored.
 COUNTED = ("rows", "requests")
 
 
@@ -53,11 +54,12 @@ class Caller(Settings):
 
     Attributes:
         name: name of the client.
-        digest: hex SHA-256 digest of the client's token.
-        max_rows_per_day: largest number of rows per UTC day; None uses the service's limit for
-            every client.
+        digest: SHA-256 digest of the client's token, as hexadecimal digits.
+        max_rows_per_day: largest number of rows per UTC day; None uses the limit that the service
+            sets for all clients.
         max_requests_per_day: largest number of answered requests per UTC day; None sets no limit.
-        expires: expiry of the token in seconds since 1970 (UTC); None never expires.
+        expires: time at which the token expires, in seconds since 1970 (UTC); None if it never
+            expires.
     """
 
     name: str = Field(pattern=_NAME)
@@ -68,13 +70,16 @@ class Caller(Settings):
 
     @classmethod
     def of_token(cls, token: str) -> Caller:
-        """Return a client named by its token's digest, for a token in a token file."""
+        """Return a client for a token from a token file.
+
+        The client's name is derived from the token's digest.
+        """
         digest = hashlib.sha256(token.encode()).hexdigest()
         return cls(name=digest[:16], digest=digest)
 
     @property
     def until(self) -> str:
-        """Text that states how long the token is valid."""
+        """Text that states until when the token is valid."""
         if self.expires is None:
             return "no end"
         return f"until {datetime.fromtimestamp(self.expires, UTC):%Y-%m-%d %H:%M} UTC"
@@ -88,9 +93,10 @@ class Clients:
     """The list of authorised clients of a party's services.
 
     Args:
-        folder: folder of the list; several processes may use it.
+        folder: folder that contains the list; several processes may use it at once.
         party: name of the party.
-        plain: clients whose tokens are in the service's token file, in addition to the list.
+        plain: clients whose tokens are in the service's token file, in addition to the clients of
+            the list.
         now: function that returns seconds since 1970 (UTC).
     """
 
@@ -121,7 +127,7 @@ class Clients:
             raise damaged(self._path) from None
 
     def of(self, token: bytes) -> Caller | None:
-        """Return the client with this token, or None. Only digests are compared, not tokens."""
+        """Return the client with this token, or None; compare digests instead of tokens."""
         self._look()
         return self._found.get(hashlib.sha256(token).hexdigest())
 
@@ -137,14 +143,14 @@ class Clients:
         requests: int | None = None,
         days: float | None = None,
     ) -> str:
-        """Add a client, and return its token, which is not stored.
+        """Add a client to the list, and return its token; the list stores only the token's digest.
 
         Args:
             name: name of the client.
-            rows: largest number of rows per UTC day; None uses the service's limit for every
-                client.
+            rows: largest number of rows per UTC day; None uses the limit that the service sets for
+                all clients.
             requests: largest number of requests per UTC day; None sets no limit.
-            days: days until the token expires; None never expires.
+            days: days until the token expires; None if the token never expires.
 
         Raises:
             UserError: a client with this name exists, or the name or a number is invalid.
@@ -152,10 +158,10 @@ class Clients:
         """
         if days is not None and not 0 < days <= _MOST_DAYS:
             raise UserError(
-                "this expiry of a token is not allowed",
+                "this number of days until a token expires is not allowed",
                 where="days",
                 got=f"{days:g}",
-                want=f"more than 0 and at most {_MOST_DAYS}",
+                want=f"more than 0 and at most {_MOST_DAYS} days",
             )
         token = secrets.token_urlsafe(32)
         facts = {
@@ -179,13 +185,13 @@ class Clients:
                 raise UserError(
                     f"client '{name}' exists already",
                     where=str(self._path),
-                    fix="remove it first; its requests of today stay counted",
+                    fix="remove the client first; the count of its requests of today remains",
                 )
             clients[name] = client
         return token
 
     def remove(self, name: str) -> None:
-        """Revoke a client's token; running services apply this within two seconds.
+        """Remove a client from the list; running services refuse its token within two seconds.
 
         Raises:
             UserError: no client has this name.
@@ -201,7 +207,7 @@ class Clients:
 
     @contextmanager
     def _changed(self) -> Iterator[dict[str, Caller]]:
-        """Yield the clients by name, for a `with` block that changes them; then write the list."""
+        """Yield the clients by name for changes in a `with` block; then write the list."""
         with locked(self.folder, math.inf):
             clients = {each.name: each for each in self.entries()}
             yield clients
@@ -209,7 +215,10 @@ class Clients:
             write_sealed_json(self._path, {"clients": listed}, self._seal)
 
     def _look(self) -> None:
-        """Read the list again if it has changed; if it is damaged, no client is admitted."""
+        """Read the list of clients again if the file has changed.
+
+        If it is damaged, admit no client.
+        """
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_S:
             return
@@ -230,10 +239,12 @@ _UNSEEN = (0, 0, 0)
 
 
 def tokens_in(path: Path) -> tuple[str, ...]:
-    """Return the tokens in a token file, one per line; create a missing file with one token.
+    """Return the tokens of a token file, one per line.
+
+    If the file is missing, create it with a token.
 
     Raises:
-        UserError: other users may read the file, it has no token, or a token is too short.
+        UserError: other users may read the file, it contains no token, or a token is too short.
     """
     if not path.exists():
         write_text(path, secrets.token_urlsafe(32) + "\n")
@@ -247,20 +258,21 @@ def tokens_in(path: Path) -> tuple[str, ...]:
     tokens = tuple(path.read_text(encoding="ascii", errors="replace").split())
     if not tokens or any(len(token) < _LEAST_LETTERS for token in tokens):
         raise UserError(
-            "this file holds no token, or one that is too short",
+            "this file contains no token, or a token that is too short",
             where=str(path),
-            want=f"a token on each line, of {_LEAST_LETTERS} characters or more",
+            want=f"one token on each line, of at least {_LEAST_LETTERS} characters",
         )
     return tokens
 
 
 @dataclass(slots=True)
 class _Count:
-    """A client's counts of rows and requests of the current day.
+    """A client's counts for the current day, each as (rows, requests).
 
     Attributes:
-        taken: rows and requests that this process has answered.
-        reserved: rows and requests that this process has recorded in the file in advance.
+        taken: rows and requests that this process has answered today.
+        reserved: rows and requests that this process has already added to the counts on disk,
+            before it answered them.
     """
 
     taken: list[int] = field(default_factory=lambda: [0, 0])
@@ -268,20 +280,21 @@ class _Count:
 
 
 class Budgets:
-    """Rows and requests that each client may still query on the current UTC day.
+    """Counts each client's rows and requests of the current UTC day, and limits them.
 
-    A process records a hundredth of a budget in advance. If the process is killed, too much is
-    counted and never too little, unless the disk was full. All services of a party share the
-    counts.
+    A process adds a hundredth of a budget at a time to the counts on disk, before it answers these
+    rows and requests. If the process is killed, the counts on disk are therefore too large and
+    never too small, unless the disk was full. All services of a party use the same counts.
 
     Args:
-        folder: folder of the counts.
+        folder: folder of the file with the counts.
         party: party that owns the services.
-        rows: largest number of rows per day for a client without its own limit; None sets no limit.
+        rows: largest number of rows per UTC day for a client without its own limit; None sets no
+            limit.
         now: function that returns seconds since 1970 (UTC).
 
     Raises:
-        RunFolderError: the record of counts is damaged, or belongs to another party.
+        RunFolderError: the file with the counts is damaged, or belongs to another party.
     """
 
     def __init__(
@@ -297,15 +310,15 @@ class Budgets:
         self._spent = self.spent()
 
     def most(self, client: Caller) -> tuple[int | None, int | None]:
-        """Return a client's daily limits of rows and requests; None means no limit."""
+        """Return a client's daily limits, as (rows, requests); None means no limit."""
         rows = self._rows if client.max_rows_per_day is None else client.max_rows_per_day
         return rows, client.max_requests_per_day
 
     def spent(self) -> dict[str, list[int]]:
-        """Return today's rows and requests by client from the file, which are upper bounds.
+        """Return the counts on disk of today's rows and requests, by client; they are upper bounds.
 
         Raises:
-            RunFolderError: see the class.
+            RunFolderError: the file with the counts is damaged, or belongs to another party.
         """
         if not self._path.exists():
             return {}
@@ -314,16 +327,18 @@ class Budgets:
             counts = {str(name): [int(rows), int(n)] for name, (rows, n) in record["spent"].items()}
             return counts if record["day"] == self._today else {}
         except RunFolderError as problem:
-            problem.fix = "remove the file to give every client its whole budget again"
+            problem.fix = "remove the file; every client then has its whole budget again"
             raise
         except (AttributeError, KeyError, TypeError, ValueError):
             raise damaged(self._path) from None
 
     def take(self, client: Caller, rows: int) -> str | None:
-        """Count a request for rows; if a budget is exhausted, return its unit and count nothing.
+        """Count a request for rows.
+
+        If a budget is exhausted, return the budget's unit and count nothing.
 
         Returns:
-            One of `COUNTED` if the budget of this unit is exhausted, else None.
+            The unit of the exhausted budget, one of `COUNTED`; None if the request was counted.
         """
         most = self.most(client)
         if most == (None, None):
@@ -354,7 +369,7 @@ class Budgets:
         return _DAY_S - int(self._now() % _DAY_S)
 
     def close(self) -> None:
-        """Give unused rows and requests, which were recorded in advance, back to the budgets."""
+        """Subtract the rows and requests from the counts on disk that were not answered."""
         if self._counts and self._day == self._today:
             with self._noted() as spent:
                 for name, count in self._counts.items():
@@ -369,7 +384,10 @@ class Budgets:
     def _reserve(
         self, name: str, count: _Count, wanted: list[int], most: tuple[int | None, int | None]
     ) -> str | None:
-        """Record rows and requests in advance for a client; return the exhausted unit, or None."""
+        """Add rows and requests of a client to the counts on disk in advance.
+
+        Return the exhausted unit or None.
+        """
         with self._noted() as spent:
             whole, more = spent.get(name, [0, 0]), [0, 0]
             for at, limit in enumerate(most):
@@ -386,10 +404,10 @@ class Budgets:
 
     @contextmanager
     def _noted(self) -> Iterator[dict[str, list[int]]]:
-        """Yield today's counts from the file, to be changed.
+        """Yield today's counts on disk, for a `with` block that changes them.
 
-        If the disk is full or the file is damaged, the service continues to count in memory and to
-        answer.
+        If the disk is full or the file is damaged, the service counts in memory and still answers
+        requests.
         """
         with ExitStack() as held:
             with suppress(StorageError, RunFolderError):

@@ -1,9 +1,10 @@
-"""One party's part of a session that aligns rows: its role in the protocol, messages, consent.
+"""One party's part of a session that aligns rows: its protocol role, its messages, its consent.
 
-The label party sends its requests to the other parties one after another. Each frame, in either
-direction, carries one piece of a message or is empty. Messages between two feature parties also go
+The label party sends its requests to the other parties in turn. Each frame, in either direction,
+carries a piece of a protocol message, or is empty. Messages between two feature parties also go
 through the label party, but encrypted: otherwise the label party would see its own ids and a
-feature party's ids under one key, and could compare them without consent.
+feature party's ids encrypted under one key, and could compare these ids without the feature party's
+consent.
 """
 
 from __future__ import annotations
@@ -44,25 +45,28 @@ from vfl.transport.pairs import OFFER_BYTES
 
 _PIECE, _LAST, _DONE, _BUSY = 1, 2, 4, 8
 _HEAD_BYTES = 2
-_ASKED = "_asked.json"  # no alignment has this name
+_ASKED = "_asked.json"  # no alignment can have this name
 _DAY_S = 24 * 3600.0
 _PATIENCE_S = 60.0
-#: While a party computes, it sends a report at this interval, in seconds; a party without reports
-#: has died or hangs.
+#: While a party computes, it sends a frame at this interval, in seconds, which shows that it still
+#: runs; a party that sends none has died or hangs.
 PATIENCE_S = 1.0
 
 
 class Post:
-    """Messages on one connection, sent in pieces; long messages are buffered in files.
+    """The messages on one connection, which are sent in pieces.
+
+    Long messages are buffered in files.
 
     Args:
-        parties: all parties, in an order that all agree on.
-        most_bytes: size limit of one message.
-        place: folder of the stored messages.
+        parties: all parties, in an order that is the same at every party.
+        most_bytes: size limit of one message in bytes.
+        place: folder for the buffered messages.
 
     Attributes:
-        done: whether the party at the other end has its result.
-        busy: whether the party at the other end still computes, and will send more messages.
+        done: whether the party at the other end of the connection has its result.
+        busy: whether the party at the other end of the connection still computes, and will send
+            more messages.
     """
 
     def __init__(self, parties: Sequence[str], most_bytes: int, place: OnDisk) -> None:
@@ -73,21 +77,21 @@ class Post:
         self._count = self._sent = 0
 
     def put(self, party: str, payload: Message) -> None:
-        """Queue a message together with the name of its receiver, or of its original sender."""
+        """Queue a message, with the name of its final receiver or of its original sender."""
         self._outgoing.append((self._parties.index(party), payload))
 
     @property
     def waiting(self) -> bool:
-        """Return whether a piece is waiting to be sent."""
+        """Return whether a piece of a message is waiting to be sent."""
         return bool(self._outgoing)
 
     def add(self, messages: Sequence[Send]) -> None:
-        """Queue several messages; each names its receiver."""
+        """Queue several messages; each message names its receiver."""
         for sent in messages:
             self.put(sent.to, sent.payload)
 
     def frame(self, *, done: bool = False, busy: bool = False) -> Frame:
-        """Return the next piece, or an empty frame with the flags `done` and `busy`."""
+        """Return a frame with the next piece, if any, and with the flags `done` and `busy`."""
         self._count += 1
         if self.waiting:
             return Frame(Kind.PROTOCOL, self._count, self._piece())
@@ -104,10 +108,13 @@ class Post:
         return bytes([_PIECE | (_LAST if last else 0), index]) + payload[start:stop]
 
     def take(self, frame: Frame) -> tuple[str, Message] | None:
-        """Return the message that this frame completes, with its party; None if pieces are missing.
+        """Return the message that this frame completes, with the party's name.
+
+        None if pieces are missing.
 
         Raises:
-            ProtocolError: the frame is no piece of an alignment, or the message becomes too long.
+            ProtocolError: the frame is no piece of an alignment message, or the whole message
+                becomes too long.
         """
         head = bytes(frame.payload[:_HEAD_BYTES])
         if frame.kind is not Kind.PROTOCOL or len(head) < _HEAD_BYTES:
@@ -139,7 +146,7 @@ class Player:
     """Runs a party's role in the protocol until the role needs a message that has not arrived.
 
     Attributes:
-        found: result of the protocol; None until the role has ended.
+        found: result of the protocol; None until the role has finished.
     """
 
     def __init__(self, role: FoundRole) -> None:
@@ -154,7 +161,10 @@ class Player:
         self._inbox.setdefault(sender, deque()).append(payload)
 
     def advance_within(self, seconds: float) -> list[Send] | None:
-        """Run `advance` in a thread; return None if it has not ended after this many seconds."""
+        """Run `advance` in a thread.
+
+        Return None if `advance` has not ended after this many seconds.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="vfl-align", daemon=True)
             self._thread.start()
@@ -173,7 +183,7 @@ class Player:
             self._outcome = problem
 
     def advance(self) -> list[Send]:
-        """Advance until the role waits for a message that has not arrived; return messages to send.
+        """Run the role until it needs a message that has not arrived; return the messages to send.
 
         Raises:
             ConsentError, ProtocolError: see `vfl.datasets.alignment.protocols`.
@@ -190,7 +200,9 @@ class Player:
                 elif box := self._inbox.get(step.sender):
                     payload = box.popleft()
                     if len(payload) > step.most_bytes:
-                        raise ProtocolError(f"'{step.sender}' sent more than this role accepts")
+                        raise ProtocolError(
+                            f"'{step.sender}' sent a longer message than this protocol role accepts"
+                        )
                     step = self._role.send(payload)
                 else:
                     break
@@ -201,18 +213,19 @@ class Player:
 
 
 class OwnAlignment:
-    """One party's part of an alignment: its ids, its consent, and its stored result.
+    """One party's part in an alignment: its ids, its consent, and the alignment that it stores.
 
     Args:
         party: the party's own configuration file.
         terms: the agreed terms.
 
     Attributes:
-        place: folder for ids and messages, within the memory limit of the party's file.
+        place: folder for ids and messages; the memory for them is limited by the party's file.
 
     Raises:
-        ConsentError: the party's own configuration file allows fewer alignments a day.
-        ConfigError: the protocol can be used only in an experiment that runs in one process.
+        ConsentError: the party's own configuration file allows no further alignment within 24
+            hours.
+        ConfigError: the protocol is available only in an experiment that runs in one process.
         DataError: see `OwnIds.read`; the error contains counts only.
     """
 
@@ -221,7 +234,8 @@ class OwnAlignment:
         if protocol.refused:
             raise ConfigError(
                 f"alignment '{terms.protocol}' {protocol.refused}",
-                fix="-s align.protocol=ecdh; an experiment in one process can use this protocol",
+                fix="choose -s align.protocol=ecdh; only an experiment in one process can use "
+                "this protocol",
             )
         self.party, self.terms = party, terms
         self.folder = party.alignment_path(terms.alignment, of_predicted=terms.table == "predict")
@@ -251,15 +265,17 @@ class OwnAlignment:
         self.most_bytes = protocol.id_bytes * consent.max_rows + OFFER_BYTES
 
     def advance(self, say: Callable[[str], None]) -> list[Send] | None:
-        """Advance the role for a short time; return None while it still computes.
+        """Run the role for a short time.
+
+        Return messages to send, or None while the role still computes.
 
         Args:
-            say: function that writes to the party's own log, the only place that receives the
-                counts of a refusal.
+            say: function that writes to the party's own log; if the party refuses, only this log
+                receives the counts.
 
         Raises:
             ConsentError: the party's limits do not allow the request; the error has no count,
-                because every other party receives it.
+                because every other party receives the error.
         """
         try:
             return self.player.advance_within(PATIENCE_S)
@@ -269,9 +285,9 @@ class OwnAlignment:
 
     @contextmanager
     def staged(self, session: str) -> Iterator[Alignment]:
-        """Store the result as the next version if the block ends well; otherwise store nothing.
+        """If the block raises no error, store the result as the next version of the alignment.
 
-        If a party cannot write the result, or does not receive it, all parties drop the result.
+        If a party cannot write the result, or does not receive it, all parties discard the result.
 
         Args:
             session: identifier of this attempt, the same at every party.
@@ -298,7 +314,7 @@ class OwnAlignment:
             made.discard(self.folder)
 
     def _kept_keys(self, peer: str) -> Keys:
-        """Return the keys that earlier alignments with a party under these terms have stored."""
+        """Return the keys that earlier alignments with this party and equal terms stored."""
         terms = self.terms.digest("run", "version")
         self._keys[peer] = Keys.kept(self._path_of(peer), terms, self.place)
         return self._keys[peer]
@@ -307,27 +323,29 @@ class OwnAlignment:
         return self.folder / f"{peer}.reused"
 
     def _begin(self) -> None:
-        """Record on disk that an alignment begins, before anything is sent.
+        """Record on disk that an alignment begins, before any message is sent.
 
         Raises:
-            ConsentError: this alignment would exceed the daily limit.
+            ConsentError: with this alignment, the number of alignments would exceed the daily
+                limit.
         """
         with self._day() as (begun, _):
             if len(begun) >= self.party.consent.max_alignments:
                 raise ConsentError(
-                    f"party '{self.party.party}' consents to fewer alignments a day",
-                    got=f"{len(begun)} in the last 24 hours",
-                    want=f"at most {self.party.consent.max_alignments}",
-                    fix="max_alignments in the [consent] of its own file",
+                    f"party '{self.party.party}' does not consent to another alignment within 24 "
+                    "hours",
+                    got=f"{len(begun)} alignments in the last 24 hours",
+                    want=f"at most {self.party.consent.max_alignments} alignments in 24 hours",
+                    fix="raise max_alignments in [consent] of that party's own file",
                 )
             begun.append([time.time()])
 
     def _count_ids(self, owner: str, ids: int) -> None:
-        """Record on disk how many ids another party queries, before this party answers.
+        """Record on disk how many ids another party queries; the caller answers only afterwards.
 
         Raises:
-            ConsentError: the other party's queries of the last day would exceed this party's limit
-                of ids.
+            ConsentError: with this query, the other parties' queries of the last 24 hours would
+                exceed this party's limit of ids.
         """
         with self._day() as (_, asked):
             total = sum(count for _, count in asked) + ids
@@ -338,9 +356,9 @@ class OwnAlignment:
 
     @contextmanager
     def _day(self) -> Iterator[tuple[list[Any], list[Any]]]:
-        """Yield the records of alignments and queried ids of the last 24 hours, and save changes.
+        """Yield the records of the last 24 hours: alignments, and queried ids; then save changes.
 
-        Each record begins with its time; the record of a query also has the number of ids.
+        Each record begins with its time; the record of a query also contains the number of ids.
         """
         folder, name = self.party.store_path / "alignments", self.party.party
         path, seal = folder / _ASKED, Seal("alignments and ids of a day", name, "")
@@ -361,5 +379,5 @@ def refused() -> ConsentError:
     """
     return ConsentError(
         "a party does not consent to this alignment",
-        fix="see that party's own log; compare how both parties write their ids",
+        fix="see that party's own log; check that both parties write their ids in the same way",
     )

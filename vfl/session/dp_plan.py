@@ -1,7 +1,8 @@
-"""Plan of a session with `[dp]`: steps, rows, noise, privacy statement, and settings to refuse.
+"""Plan of a training with `[dp]`: its steps, rows, noise, privacy statement, and refused settings.
 
-Every party computes the same plan from the terms and the number of training rows, so no message
-contains the plan. A key in the terms determines the rows of a step; only the parties have this key.
+Every party computes the same plan from the agreed terms and the number of training rows, so no
+message has to contain the plan. A key in the terms determines which rows a step uses; only the
+parties of the session have this key.
 """
 
 from __future__ import annotations
@@ -46,19 +47,21 @@ _ASSUMES = (
 
 @dataclass(frozen=True, slots=True)
 class PrivacyPlan:
-    """Plan of a training with DP-SGD, the same at all parties.
+    """Plan of a training with DP-SGD, which is the same at all parties.
 
     Attributes:
-        rows, batch_size: number of training rows, and expected number of rows of a step.
+        rows, batch_size: number of training rows, and expected number of rows in a step.
         a_epoch: number of steps in one epoch.
-        steps: number of steps of the whole training; the budget covers all of them.
-        noise: noise multiplier of the whole network.
-        delta, accountant: delta and the accountant's name, with which every epsilon is computed.
-        halves: number of parties that train weights; each party's noise is larger than `noise` by
-            the square root of this number.
+        steps: number of steps of the whole training; the privacy budget covers all of them.
+        noise: noise multiplier (noise divided by clipping norm) for the gradients of all parties
+            together.
+        delta, accountant: delta of the privacy guarantee, and name of the accountant that computes
+            epsilon.
+        halves: number of parties that train weights; the noise multiplier of each party is `noise`
+            times the square root of this number.
         shuffled: whether every row is in exactly one step of an epoch.
-        clients: number of branches if epsilon protects a whole branch; 0 if epsilon protects a
-            single row.
+        clients: number of branches (groups of rows) if epsilon protects a whole branch; 0 if
+            epsilon protects a single row.
     """
 
     rows: int
@@ -74,10 +77,11 @@ class PrivacyPlan:
 
     @classmethod
     def of(cls, terms: Terms, rows: int) -> PrivacyPlan | None:
-        """Return the plan of a training on this many rows; None without [dp].
+        """Return the plan for a training on this many rows; None without [dp].
 
         Raises:
-            PrivacyError: the budget allows no step, or no noise is large enough.
+            PrivacyError: the privacy budget allows no step, or no noise multiplier is large enough
+                for it.
         """
         dp, train = terms.dp, terms.train
         if dp is None or not rows:
@@ -85,8 +89,8 @@ class PrivacyPlan:
         shuffled, size = dp.sampling == "shuffled", min(train.batch_size, rows)
         a_epoch = steps_per_epoch(rows, size) if shuffled else poisson_steps(rows, size)
         rate = 1.0 if shuffled else size / rows
-        # With this sampling, a row is in one step of each epoch; replacing the row moves the
-        # clipped sum by at most two clipping norms.
+        # With shuffled batches, a row is in one step of each epoch; if the row is replaced, the sum
+        # of clipped gradients changes by at most two clipping norms.
         a_record, apart = (1, 2.0) if shuffled else (a_epoch, 1.0)
         budget, counted = (rate, dp.accountant), train.epochs * a_record
         if dp.noise is None:
@@ -98,10 +102,11 @@ class PrivacyPlan:
                 counted = min(counted, _steps_for(dp.epsilon, dp.delta, noise / apart, *budget))
         if not counted:
             raise PrivacyError(
-                "the budget does not allow a single step",
+                "the privacy budget does not allow a single step",
                 where="dp",
-                got=f"epsilon {dp.epsilon} with noise {noise:g}",
-                fix="a larger dp.noise, or no dp.noise: it then follows from dp.epsilon",
+                got=f"epsilon {dp.epsilon} with noise multiplier {noise:g}",
+                fix="set a larger dp.noise; or leave dp.noise out: vfl then derives it from "
+                "dp.epsilon",
             )
         steps = counted * a_epoch // a_record
         halves = len(terms.feature_parties) + dp.label_trains
@@ -116,7 +121,10 @@ class PrivacyPlan:
 
     @property
     def most_rows(self) -> int:
-        """Most rows in a batch; a Poisson batch is larger with probability e^-70 (Chernoff)."""
+        """Most rows in a batch.
+
+        A Poisson-sampled batch exceeds it with probability e^-70 (Chernoff).
+        """
         if self.shuffled:
             return self.batch_size
         if self.clients:
@@ -124,12 +132,12 @@ class PrivacyPlan:
         return min(self.rows, self.batch_size + math.ceil(12 * math.sqrt(self.batch_size)) + 60)
 
     def batches(self, terms: Terms, train: np.ndarray) -> Callable[[int], list[np.ndarray]]:
-        """Return a function that returns the batches of an epoch: positions in the aligned rows.
+        """Return a function from an epoch's number to its batches: positions in the aligned rows.
 
-        Epochs count from 1.
+        The first epoch has number 1.
 
-        Without a key, when a session is only planned, the function draws other rows than the later
-        training.
+        If the terms contain no key, because a session is only planned, the function draws different
+        rows from the later training.
         """
         if self.shuffled:
 
@@ -142,7 +150,7 @@ class PrivacyPlan:
         public = derive(terms.seed, "planned").to_bytes(32, "little")
         secret = Secret(public if key is None else bytes.fromhex(key))
         rate, units = self.batch_size / self.rows, np.arange(len(train))
-        if self.clients:  # a batch has all rows of a branch, or none
+        if self.clients:  # a batch contains all rows of a branch, or none of them
             units = branches_of(terms, _branched(terms)[0], train)[train]
         count = self.clients or len(train)
 
@@ -155,7 +163,7 @@ class PrivacyPlan:
         return sampled
 
     def epsilon(self, steps: int) -> float:
-        """Return epsilon after this many steps."""
+        """Return the epsilon that this many steps spend."""
         if self.shuffled:
             begun = math.ceil(steps / self.a_epoch)
             return epsilon_of(GaussianSteps(self.noise / 2, begun), self.delta)
@@ -186,9 +194,10 @@ class PrivacyPlan:
         )
 
     def sensitivity(self, terms: Terms) -> float:
-        """Return how much one row or branch can change all parties' gradient sums, in the 2-norm.
+        """Return the largest change (2-norm) of all gradient sums by one row or branch.
 
-        With `dp.quantile`, the result refers to the initial clipping norms.
+        With `dp.quantile`, which adapts clipping norms, the result refers to the initial clipping
+        norms.
         """
         dp = terms.dp
         assert dp is not None, "only with a plan"
@@ -206,27 +215,27 @@ class PrivacyPlan:
         secret: Secret,
         branches: Branches | None = None,
     ) -> PrivateHalf:
-        """Build DP-SGD for one party's model.
+        """Build the DP-SGD object that clips and perturbs the gradients of one party's model.
 
-        The noises that all parties add to their models together are the noise of the plan.
+        The noise of the plan is the noise that all parties add to their models together.
 
-        k models with noise s each, in units of their own clipping norms, are equivalent to one
-        model with noise s / sqrt(k). The model first runs on random rows, which show whether one
-        row's output depends on another row; see `vfl.privacy.premise.prove`.
+        k models with noise multiplier s each are equivalent to one model with noise multiplier s /
+        sqrt(k). The model is first run on random rows, in order to check that the output of one row
+        does not depend on another row; see `vfl.privacy.premise.prove`.
 
         Args:
             terms: terms of the session.
             party: party that owns the model.
-            model: modules of the party's model.
-            forward: function that runs these modules on rows of each input and returns their
+            model: modules (torch) of the party's model.
+            forward: function that runs these modules on a batch of each input and returns their
                 outputs.
-            shapes: axes of one row of each input.
-            secret: the party's own secret.
-            branches: branch of each of the party's rows, if the rows belong to branches.
+            shapes: axes of one row, for each input.
+            secret: the party's own secret, from which noise is drawn.
+            branches: branch of each of the party's rows; None if the rows belong to no branches.
 
         Raises:
-            PrivacyError: outputs of a row depend on other rows, or the model stores values of the
-                rows.
+            PrivacyError: the output of a row depends on other rows, or the model stores values of
+                the rows.
         """
         dp = terms.dp
         assert dp is not None, "only with a plan"
@@ -247,12 +256,15 @@ class PrivacyPlan:
 
 
 def _branched(terms: Terms) -> tuple[str, int]:
-    """Return the name and number of branches of the only party that has several branches."""
+    """Return name and number of branches of the only party that has more than one branch."""
     return next((name, one.branches) for name, one in terms.parties.items() if one.branches > 1)
 
 
 def branches_of(terms: Terms, party: str, train: np.ndarray) -> np.ndarray:
-    """Return the branch of each aligned row up to the last training row; -1 for other rows."""
+    """Return each aligned row's branch, up to the last training row.
+
+    -1 for rows not in training.
+    """
     found = np.full(train.max() + 1, -1)
     order = permutation(terms.seed, len(train), "branches", party)
     found[train] = order % terms.parties[party].branches
@@ -260,10 +272,10 @@ def branches_of(terms: Terms, party: str, train: np.ndarray) -> np.ndarray:
 
 
 class RowsAtBranches:
-    """Looks up the branches of a party's rows, batch by batch.
+    """Provides the branches of a batch's rows to DP-SGD, batch by batch.
 
     Args:
-        terms, train: terms and training rows of the session.
+        terms, train: agreed terms of the session, and positions of its training rows.
         party: name of the party that owns the model.
     """
 
@@ -279,7 +291,7 @@ class RowsAtBranches:
             self._of = branches_of(terms, party, train)
 
     def expect(self, step: int, rows: np.ndarray) -> None:
-        """Announce a batch that consists of these aligned rows."""
+        """Announce which aligned rows the batch of a step contains."""
         if self.branches is not None:
             self.branches.at[step] = torch.from_numpy(self._of[rows])
 
@@ -289,16 +301,18 @@ _OF_ROWS = ("embedding", "gradient", "received")
 
 
 def refuse_beside_dp(terms: Terms) -> None:
-    """Refuse settings in which a row changes another row's gradient, or weights train unclipped.
+    """Refuse codecs and defenses that mix rows, or that train weights without clipping.
 
     Raises:
-        PrivacyError: a codec or defense prevents [dp]; the error names it.
+        PrivacyError: the guarantee of [dp] does not hold with the codec, the defense or the
+            sampling; the error names it.
     """
     if terms.dp is None:
         return
     if terms.dp.sampling == "poisson" and terms.dp.key is None:
         raise PrivacyError(
-            "rows are drawn without a key, so anyone could compute the rows of a batch",
+            "the batches are sampled without a secret key, so anyone could compute the rows of a "
+            "batch",
             where="terms.dp.key",
             want="a key that is derived from the label party's secret",
         )
@@ -310,7 +324,8 @@ def refuse_defense(spec: str, sampling: str) -> None:
     """Refuse a defense that mixes rows, or whose own epsilon does not fit the sampling of [dp].
 
     Raises:
-        PrivacyError: the budget cannot be kept; the error names the cause.
+        PrivacyError: the guarantee of [dp] does not hold with this defense; the error names the
+            cause.
         SpecError: the defense cannot be built.
     """
     defense = defenses.make(spec)
@@ -323,16 +338,17 @@ def refuse_defense(spec: str, sampling: str) -> None:
                 f"[dp] clips a row's gradient, and {type(member).__name__} may mix rows",
                 where="defense",
                 got=f"'{over[0]}'",
-                fix="label_dp, layer_norm, clipped_noise or gradient_noise; or no [dp]",
+                fix="use label_dp, layer_norm, clipped_noise or gradient_noise; or remove [dp]",
             )
     stated = [one for one in defense.privacy() if one.epsilon is not None]
     repeated = [one for one in stated if one.per != "training"]
     if repeated and sampling == "poisson":
         raise PrivacyError(
-            "with Poisson sampling a row may travel more than once an epoch",
+            "with Poisson sampling, a row may be in more than one step of an epoch",
             where="defense",
-            got=f"an epsilon of one {repeated[0].per}, which counts epochs",
-            fix="dp.sampling = 'shuffled', or another defense",
+            got=f"a defense whose epsilon is valid for one {repeated[0].per}, and which counts "
+            "epochs",
+            fix="set dp.sampling = 'shuffled', or use another defense",
         )
 
 
@@ -340,7 +356,7 @@ def refuse_codec(spec: str, widths: Iterable[int]) -> None:
     """Refuse a codec that trains layers, or in which a row's bytes depend on other rows.
 
     Raises:
-        PrivacyError: the error names the cause.
+        PrivacyError: the codec breaks the guarantee of [dp]; the error names the cause.
         SpecError: the codec cannot be built, or does not fit a width.
     """
     codec = compression.make(spec)
@@ -355,15 +371,16 @@ def refuse_codec(spec: str, widths: Iterable[int]) -> None:
             got = "a scale that the rows of a batch share"
         if got:
             raise PrivacyError(
-                f"[dp] bounds the effect of one row, and codec '{spec}' lets a row affect others",
+                f"[dp] bounds the effect of one row, but codec '{spec}' lets a row affect "
+                "other rows",
                 where="codec",
                 got=got,
-                fix="scale=row in the codec, or values=fp32, or codec = 'none'",
+                fix="set scale=row or values=fp32 in the codec, or codec = 'none'",
             )
 
 
 def _mixes_rows(spec: str, width: int) -> bool:
-    """Return whether the coding of a row, or of its gradient, depends on another row."""
+    """Return whether the encoded bytes of a row, or of its gradient, depend on another row."""
     secret = Secret(bytes(32))
     draw = torch.Generator().manual_seed(0)
     rows, grads = torch.randn(2, 5, width, generator=draw)

@@ -1,10 +1,10 @@
-"""Messages around the exchanges: session message, introduction, comparison, and report.
+"""Messages before and after a session's exchanges: session message, introduction, and report.
 
 Flower carries one `SessionMessage` to a party. The party introduces itself on its stream to the
 label party. Before step 0, the label party compares terms, versions and rows: rows by their counts
 and by a keyed digest of their order, never by ids. The key of the digest is the session's
-identifier. A party's report is its last message. If a party fails, other parties receive only a
-part of its error.
+identifier. A party's last message is its report, with the digest of its trained weights. If a party
+fails, other parties receive only those parts of its error that disclose nothing about its data.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ _HEX = r"^[0-9a-f]{64}$"
 Short = Annotated[str, StringConstraints(max_length=SHORT, pattern=r"^[ -~]*$")]
 
 
-#: Most erased rows that one session message names; more erased rows need several sessions, or a new
-#: alignment.
+#: Most erased rows that one session message can name; more erased rows require several sessions, or
+#: a new alignment.
 MOST_TOLD, _MOST_AT_ONCE = 4096, 128
 
 
 class Withdrawn(Settings):
-    """Rows that parties have erased from an alignment, as one party of the session reports them.
+    """Rows that parties have erased from an alignment, as one party reports to another.
 
     Attributes:
-        order: HMAC-SHA256 of the alignment's key, keyed with the session's identifier. If two
-            parties have the same `order`, equal positions mean the same rows.
+        order: HMAC-SHA256 of the alignment's attribute `key`; the session's identifier is the key
+            of the HMAC. If `order` is equal at two parties, equal positions mean the same rows at
+            these parties.
         places: positions of the erased rows in the original order of the alignment.
     """
 
@@ -65,15 +66,15 @@ class Withdrawn(Settings):
     def of(
         cls, alignment: Alignment | None, session: str, known: Collection[int] = ()
     ) -> Withdrawn | None:
-        """Collect the erased rows to report; None without erased rows.
+        """Collect the erased rows that this party has to report; None if there are none.
 
         Args:
             alignment: the party's own alignment; None if the parties join rows by their ids.
-            session: identifier of the session, which is the key of the digest.
-            known: positions that the other party has already reported.
+            session: identifier of the session, which is the key of the HMAC.
+            known: positions of erased rows that the other party has already reported.
 
         Raises:
-            MisalignedError: more rows were erased than a message can name.
+            MisalignedError: more rows were erased than one message can name.
         """
         places = () if alignment is None else sorted({*alignment.withdrawn} - {*known})
         if alignment is None or not places:
@@ -87,13 +88,16 @@ class Withdrawn(Settings):
         return cls(order=cls._order(alignment, session), places=tuple(places))
 
     def first(self) -> Withdrawn:
-        """Return as many rows as an introduction can hold; the next session sends the rest."""
+        """Return the first positions, as many as an introduction can contain.
+
+        The next session reports the rest.
+        """
         return self.model_copy(update={"places": self.places[:_MOST_AT_ONCE]})
 
     def beyond(self, alignment: Alignment | None, session: str) -> list[int]:
-        """Return reported positions that this party's own alignment has not erased yet.
+        """Return the reported positions that this party's alignment does not list as erased yet.
 
-        The result is empty if the report refers to another alignment than this party's.
+        The result is empty if the report is about an alignment other than this party's alignment.
         """
         if alignment is None or not hmac.compare_digest(
             self.order, self._order(alignment, session)
@@ -107,16 +111,16 @@ class Withdrawn(Settings):
 
 
 class Introduction(Settings):
-    """Introduction of a feature party when it attaches to the stream.
+    """Message with which a feature party introduces itself when it connects to the stream.
 
     Attributes:
-        terms: digest of the received terms.
-        settings: the settings in these terms as short texts, so that an error can name the setting
+        terms: digest of the terms that the party received.
+        settings: short texts for all settings in these terms, so that an error can name the setting
             that differs.
-        row_order: digest of the order of the party's rows, keyed with the session's identifier.
-        standing: counter of the party's store; None for a session that aligns rows, because it
-            spends no budget.
-        withdrawn: rows that the party has erased and that the session message did not name.
+        row_order: digest of the order of the party's rows, with the session's identifier as key.
+        standing: announcement of the party's store counter; None for a session that aligns rows,
+            because it spends no privacy budget.
+        withdrawn: rows that this party has erased and that the session message did not name.
     """
 
     party: PartyName
@@ -138,7 +142,7 @@ class Introduction(Settings):
         party: str | None = None,
         withdrawn: Withdrawn | None = None,
     ) -> Introduction:
-        """Make the introduction of a party that holds `data`, or of `party` that holds none."""
+        """Make the introduction of a party with rows `data`, or of `party` without rows."""
         if party is None:
             party = str(rules.rowless(terms)) if data is None else data.name
         return cls(
@@ -154,7 +158,7 @@ class Introduction(Settings):
 
     @classmethod
     def parse(cls, content: dict[str, Any]) -> Introduction:
-        """Read an introduction from the stream.
+        """Parse an introduction that a stream delivered.
 
         Raises:
             DisagreementError: another version of vfl wrote the introduction.
@@ -170,12 +174,13 @@ class Introduction(Settings):
 def check_introduction(
     introduction: Introduction, terms: Terms, own: PartyData, session: str
 ) -> None:
-    """Compare a feature party's introduction with the label party's own terms and rows.
+    """Compare a feature party's introduction with the label party's terms, version and rows.
 
     Raises:
         DisagreementError: the party is unknown, or its terms or its version of vfl differ from the
             label party's.
-        MisalignedError: the two parties have different rows, or the same rows in another order.
+        MisalignedError: the feature party's rows differ from the label party's rows, or have a
+            different order.
     """
     party = introduction.party
     if party not in rules.peers(terms):
@@ -194,29 +199,31 @@ def check_introduction(
             where="handshake",
             got=got,
             want=want,
-            fix=f"send both sides the same experiment: terms {digests}",
+            fix=f"start both parties with the same experiment: terms {digests}",
         )
     if (
         party == rules.rowless(terms)
         or terms.mode == "align"
         or secure_mode.make(terms.secure).divides_rows
     ):
-        return  # the party has no rows, has not aligned its rows yet, or has separate rows
+        # the party has no rows, or has not aligned its rows yet, or every party has separate rows
+        return
     if introduction.rows != own.rows:
         raise MisalignedError(
             f"the tables of '{party}' and '{own.name}' have different rows",
             where="handshake",
             got=f"'{party}': {introduction.rows} rows, '{own.name}': {own.rows} rows",
             want="the same ids at every party",
-            fix="keep only the ids all parties share, for example after a private set intersection",
+            fix="keep only the ids that all parties have, for example after a private set "
+            "intersection (vfl align)",
         )
     if not hmac.compare_digest(introduction.row_order, own.row_digest(session)):
         raise MisalignedError(
             f"the tables of '{party}' and '{own.name}' hold different ids",
             where="handshake",
-            got=f"{introduction.rows} rows at both, but different digests of their ids",
+            got=f"{introduction.rows} rows at both parties, but different digests of their ids",
             want="the same ids, written the same way, at every party",
-            fix="check the id column's type, and keep only the ids all parties share",
+            fix="check the type of the id column, and keep only the ids that all parties have",
         )
 
 
@@ -224,8 +231,9 @@ def check_version(said: Any, peer: str) -> None:
     """Refuse a peer that announces another version of vfl.
 
     Args:
-        said: content of the version field; anything except a short text counts as no version.
-        peer: name of the peer, for the message.
+        said: content of the version field; anything except a short text is treated as a missing
+            version.
+        peer: name of the peer, for the error message.
 
     Raises:
         DisagreementError: the versions differ; the error states both.
@@ -234,25 +242,25 @@ def check_version(said: Any, peer: str) -> None:
         raise DisagreementError(
             f"{peer} runs another version of vfl",
             where="handshake",
-            got=f"vfl {said} there",
-            want=f"vfl {VERSION}, as here",
+            got=f"vfl {said} at the other party",
+            want=f"vfl {VERSION}, as at this party",
             fix=f"install one version at every party: pip install vfl=={VERSION}",
         )
 
 
-#: Most bytes of a message; a larger message is refused before it is parsed.
+#: Largest size of a message in bytes; vfl refuses a larger message before it parses the message.
 MESSAGE_LIMIT_BYTES = 64 * 1024
 _PEM = r"^-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\n\r -]*$"
 
 
 class RankStream(Settings):
-    """Stream from an additional rank of the party to the rank of the label party with this number.
+    """Stream between two further ranks (processes) of equal number, at two parties.
 
     Attributes:
-        port: port on which the label party's rank listens.
-        token: token for this rank's stream only; 32 random bytes.
-        host, ca_pem: address and certificate authority of a rank on another machine; empty if the
-            rank uses those of the session.
+        port: port on which the label party's rank of this number listens.
+        token: token of this rank's stream, 32 random bytes; it is valid for no other stream.
+        host, ca_pem: address and certificate authority of a label party's rank on another machine;
+            empty if the session's address and authority apply.
     """
 
     port: int = Field(ge=1, le=65535)
@@ -262,27 +270,29 @@ class RankStream(Settings):
 
 
 class SessionMessage(Settings):
-    """Address and credentials of the stream, and the terms of the session.
+    """Message that invites a party: address and credentials of the stream, and the session's terms.
 
     Attributes:
         session: 16 random bytes as hex; identifies this attempt.
-        token: proof on the stream that Flower authenticated this node; 32 random bytes.
-        node: the Flower node that the token was made for.
+        token: token with which the party shows on its stream that Flower authenticated its node; 32
+            random bytes.
+        node: the Flower node for which the token was made.
         host, port: address of the stream, as the feature party reaches it.
         ca_pem: certificate authority that signed the stream's certificate; empty if the party opens
             no stream.
-        idle_timeout_s: time that the party waits for one frame.
-        rejoin_window_s: time within which a lost connection of the stream must come back.
-        start: exchange at which a resumed training continues.
+        idle_timeout_s: seconds that the party waits for one frame.
+        rejoin_window_s: seconds within which a lost connection of the stream must be restored.
+        start: number of the exchange at which a resumed training continues.
         attempt: number of restarts of the session; the parties' keys are valid for one attempt.
-        rows: number of rows of the session, for a middle party, which has no rows of its own; 0 for
-            other parties.
-        known: largest counter of the party's store that the label party has received; see
+        rows: number of rows of the session, for a middle party, which has no rows; 0 for other
+            parties.
+        known: largest counter of the receiving party's store that the label party has received; see
             `vfl.session.store.witness`.
         ranks: the streams of the party's further ranks, from rank 1 on.
-        withdrawn: rows that parties have erased, as far as the label party knows.
-        rank: rank that receives this message; its stream leads to the label party's rank with this
-            number.
+        withdrawn: rows that parties have erased from the alignment, as far as the label party
+            knows.
+        rank: number of the rank that receives this message; the rank's stream leads to the label
+            party's rank of the same number.
         terms: terms of the session.
     """
 
@@ -304,7 +314,7 @@ class SessionMessage(Settings):
     terms: AlignTerms | Terms
 
     def of_rank(self, rank: int) -> SessionMessage:
-        """Make the message for one additional rank, without other ranks' streams and tokens."""
+        """Make the message for one further rank, without the streams and tokens of other ranks."""
         own = self.ranks[rank - 1]
         changed = {"port": own.port, "token": own.token, "ranks": (), "rank": rank}
         if own.host:
@@ -313,10 +323,10 @@ class SessionMessage(Settings):
 
     @classmethod
     def parse(cls, text: str) -> SessionMessage:
-        """Read a message.
+        """Parse a session message.
 
         Raises:
-            DisagreementError: another version of vfl wrote the message in another form.
+            DisagreementError: another version of vfl wrote the message with other fields.
             ProtocolError: the message has an unknown form.
         """
         raw = text.encode(errors="replace")
@@ -330,30 +340,30 @@ class SessionMessage(Settings):
             return cls.model_validate_json(raw)
         except ValidationError as problem:
             check_version(_version_in(text), "the label party")
-            # The error shows only names of fields, because a message contains the token. A text
-            # that is no JSON object has no field to name.
+            # The error shows only names of fields, because the message's values include the token.
+            # A text that is not a JSON object has no field names.
             fields = sorted({str(error["loc"][0]) for error in problem.errors() if error["loc"]})
             raise ProtocolError(
-                "the session message has another form than this version reads",
+                "this version of vfl cannot read the session message",
                 where=f"fields {', '.join(fields)}" if fields else "the whole message",
                 fix="install the same vfl version at every party",
             ) from None
 
 
 def _version_in(text: str) -> Any:
-    """Return the version in a message of unknown form; None if there is none."""
+    """Return the version that a message of unknown form states; None if it states no version."""
     try:
         return json.loads(text)["terms"]["version"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-#: Most bytes of a report on the wire.
+#: Largest size of a report in bytes.
 REPORT_LIMIT_BYTES = 1024
 
 
 class PartyReport(Settings):
-    """Final message of a feature party: the digest of its weights, never the weights.
+    """Final message of a feature party: it contains the digest of the weights, but no weights.
 
     Attributes:
         count: counter of the party's store at the end of the session; see
@@ -366,12 +376,12 @@ class PartyReport(Settings):
     count: int = Field(default=0, ge=0, lt=MOST)
 
     def frame(self) -> Frame:
-        """Return the report as the DONE frame of its party."""
+        """Return a DONE frame that contains the report."""
         return Frame(Kind.DONE, payload=self.model_dump_json().encode())
 
     @classmethod
     def of(cls, frame: Frame, party: str) -> PartyReport:
-        """Read the report in a frame.
+        """Parse the report in a frame.
 
         Raises:
             ProtocolError: the frame has another kind or an unknown form, or names another party.
@@ -391,15 +401,20 @@ class PartyReport(Settings):
         except ValidationError:
             raise ProtocolError(f"the report of party '{party}' has an unknown form") from None
         if report.party != party:
-            raise ProtocolError(f"party '{party}' reported under another name", got=report.party)
+            raise ProtocolError(
+                f"party '{party}' sent a report under another party's name", got=report.party
+            )
         return report
 
 
 def for_others(error: VFLError, party: str) -> VFLError:
-    """Return what other parties may see of an error; about own files, only that they failed."""
+    """Return an error that other parties may see.
+
+    This error contains no details about the party's own files.
+    """
     if isinstance(error, StorageError):
         return StorageError(f"party '{party}' cannot write its own files", got=error.got)
-    if isinstance(error, MisalignedError):  # its text has only counts
+    if isinstance(error, MisalignedError):  # the text of this error contains only counts
         return error
     if isinstance(error, DataError | RunFolderError | ConfigError):
         return type(error)(f"party '{party}' cannot use its own files; its own log says why")
@@ -407,10 +422,10 @@ def for_others(error: VFLError, party: str) -> VFLError:
 
 
 class Reported(Protocol):
-    """A stream, or a hub of several streams, whose peers can receive an error."""
+    """A stream, or a hub with several streams, that can send an error to its peers."""
 
     def fail(self, error: VFLError) -> None:
-        """Report an error to the peers."""
+        """Send an error to the peers."""
 
     def close(self) -> None:
         """Close the stream or the hub."""
@@ -418,13 +433,15 @@ class Reported(Protocol):
 
 @contextmanager
 def errors_reported(to: Reported, party: str, *, within: bool = False) -> Iterator[None]:
-    """Report errors of the block to the peers, and close the stream with or without an error.
+    """Send errors of the `with` block to the peers.
+
+    Close the stream at the end of the block in any case.
 
     Args:
-        to: the stream, or the hub.
+        to: the stream, or the hub with the streams of all peers.
         party: this party.
-        within: whether the peer is a process of the same party, which may see all errors about its
-            files.
+        within: whether the peer is a process of the same party, which may see all details of errors
+            about the party's files.
     """
     try:
         yield
@@ -439,13 +456,13 @@ def errors_reported(to: Reported, party: str, *, within: bool = False) -> Iterat
 
 
 def unexpected(bug: BaseException, party: str) -> VFLError:
-    """Wrap a stop signal or unexpected exception; omit its text, which may quote a value."""
+    """Make an error from a stop signal or an unexpected exception, without quoting its text."""
     if not isinstance(bug, Exception):
         return PeerFailedError(f"party '{party}' received a signal to stop")
     return PeerFailedError(
         f"party '{party}' failed unexpectedly",
         got=type(bug).__name__,
-        fix="its own log has the traceback",
+        fix="the log of that party contains the traceback",
     )
 
 
@@ -453,16 +470,17 @@ def unexpected(bug: BaseException, party: str) -> VFLError:
 def attached(
     message: SessionMessage, introduction: Introduction, limits: LinkLimits
 ) -> Iterator[TcpLink]:
-    """Open the party's stream and introduce the party; report errors of the block to the peer.
+    """Open the party's stream and introduce the party; send errors of the `with` block to the peer.
 
     Args:
-        message: the session message from Flower.
+        message: the session message that Flower delivered.
         introduction: introduction of the party.
-        limits: limits of the frames.
+        limits: limits of the frames on the stream.
 
     Raises:
-        LostPeerError: no peer answers.
-        PeerFailedError: the label party refuses this party; the error contains the reason.
+        LostPeerError: no label party answers at the address.
+        PeerFailedError: the label party refuses this party; the error contains the label party's
+            reason.
     """
     hello = Hello(message.session, message.node, message.token, introduction.model_dump())
     link = TcpLink.connect(

@@ -1,11 +1,13 @@
-"""Certificates and keys for session streams and for trial federations, and their renewal.
+"""Certificates and keys for the streams of sessions and for trial federations, and their renewal.
 
-The certificate of a session lives as long as the session's hub: a new CA signs it once and its key
-is then deleted; the hub's private key stays in memory. The trial files allow a federation before an
-organisation issues its own certificates: a CA, a server certificate for the SuperLink, and one key
-pair for each SuperNode. A new server certificate under the same CA needs no action by other
-parties. A new CA takes two steps, so that no party is cut off. First ca.pem gets the new CA beside
-the old CA and is sent to all parties; then the server gets a certificate of the new CA.
+The certificate of a session is valid as long as the session's hub (the label party's server) runs:
+a new certificate authority (CA) signs it once, and the CA's key is then deleted; the hub's private
+key stays in memory. The trial files allow a federation before an organisation issues its own
+certificates: a CA, a server certificate for the SuperLink, and one key pair for each SuperNode. If
+a new server certificate is signed by the same CA, the other parties need not do anything. A change
+of the CA takes two steps, so that no party loses its connection. First the label party adds the new
+CA to ca.pem beside the old CA, and sends the file to all parties; then the server gets a
+certificate that the new CA has signed.
 """
 
 from __future__ import annotations
@@ -31,20 +33,20 @@ from vfl.core.errors import MissingDataError, UserError
 from vfl.core.storage import PRIVATE_FILE, private_folder, write_bytes
 
 _SESSION_DAYS = 30
-#: Lifetimes in days of the SuperLink's certificate, and of the CA that renews this certificate.
+#: Lifetimes in days: of the SuperLink's certificate, and of the CA that signs this certificate.
 SERVER_DAYS = 90
 AUTHORITY_DAYS = 1825
-#: Warnings begin at most this many days before a certificate ends; see `ends_soon`.
+#: Warnings begin at most this many days before a certificate expires; see `ends_soon`.
 WARN_DAYS = 30
 _NEW_CA = "make a new one with: vfl renew PROJECT --authority"
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 _PEM = serialization.Encoding.PEM
-#: Order of the P-256 group (SEC 2, section 2.4.2), and the number of secret bytes from which a key
-#: is derived.
+#: Order of the elliptic curve group P-256 (SEC 2, section 2.4.2), and the number of secret bytes
+#: from which a CA's key is derived.
 _P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _SECRET_BYTES = 48
-#: Number of bytes of a key's fingerprint: with 128 bits, it is infeasible to find another key
-#: with the same fingerprint.
+#: Number of bytes of a key's fingerprint; with 128 bits, it is infeasible to make another key with
+#: the same fingerprint.
 _FINGERPRINT_BYTES = 16
 _KEY_TYPE = re.compile(rb"(ssh|ecdsa)-[a-z0-9-]+")
 _PARTY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -59,7 +61,7 @@ class ServerCertificate:
     key_pem: bytes = field(repr=False)
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS 1.3 context of the server."""
+        """Return the TLS 1.3 context with which the server accepts connections."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0  # reconnecting parties send a new greeting
@@ -73,24 +75,26 @@ class ServerCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A CA that can sign certificates: its own certificate and its key, both as PEM."""
+    """A CA that can sign certificates: the CA's own certificate and private key, both as PEM."""
 
     ca_pem: bytes
     key_pem: bytes = field(repr=False)
 
     @classmethod
     def new(cls, name: str, days: float) -> Authority:
-        """Make a CA of that name, valid for this many days."""
+        """Make a CA with this name and a random key, valid for this many days."""
         return cls._of(ec.generate_private_key(ec.SECP256R1()), name, days)
 
     @classmethod
     def of_secret(cls, secret: bytes, name: str, days: float) -> Authority:
         """Make a CA with this name, whose private key is derived from 48 secret bytes.
 
-        Each call makes another certificate for the same key, so each of these certificates verifies
-        every signature (the extra random bits follow FIPS 186-5, A.2.1).
+        Each call makes a new certificate for the same key, and each of these certificates verifies
+        every signature of the key; the extra random bits follow FIPS 186-5, A.2.1.
         """
-        assert len(secret) == _SECRET_BYTES, "16 more bytes than a key has, to avoid bias"
+        assert len(secret) == _SECRET_BYTES, (
+            "16 more bytes than the key has, so that the key is almost uniform"
+        )
         number = 1 + int.from_bytes(secret, "big") % (_P256_ORDER - 1)
         return cls._of(ec.derive_private_key(number, ec.SECP256R1()), name, days)
 
@@ -103,11 +107,11 @@ class Authority:
         return cls(ca.sign(key, hashes.SHA256()).public_bytes(_PEM), _private_pem(key))
 
     def issue_for(self, hosts: Sequence[str], days: float) -> ServerCertificate:
-        """Call `issue` with names and addresses in text form."""
+        """Issue a certificate for names and IP addresses in text form; see `issue`."""
         return self.issue([_host(host) for host in hosts], days)
 
     def issue(self, names: Sequence[x509.GeneralName], days: float) -> ServerCertificate:
-        """Make a new server key and its certificate, which ends no later than the CA's."""
+        """Make a server key and its certificate, which ends no later than the CA's certificate."""
         ca = x509.load_pem_x509_certificate(self.ca_pem)
         ca_key = serialization.load_pem_private_key(self.key_pem, None)
         assert isinstance(ca_key, ec.EllipticCurvePrivateKey), (
@@ -131,17 +135,17 @@ class Authority:
 
 
 def session_certificate(hosts: Sequence[str], days: float = _SESSION_DAYS) -> ServerCertificate:
-    """Make a server certificate, signed by a new CA whose key is then dropped.
+    """Make a server certificate, signed by a new CA whose private key is then deleted.
 
     Args:
-        hosts: names and addresses of the server in its certificate.
+        hosts: names and addresses of the server that the certificate contains.
         days: validity of the certificate in days.
     """
     return Authority.new("vfl session CA", days).issue_for(hosts, days)
 
 
 def check_not_expired(path: Path) -> None:
-    """Check that one of vfl's own certificates is still valid, before a peer would refuse it.
+    """Check that a certificate made by vfl has not expired; peers refuse an expired certificate.
 
     Raises:
         MissingDataError: the file does not exist.
@@ -167,19 +171,20 @@ def write_trial_certificates(
 ) -> None:
     """Write ca.pem, ca.key, server.pem, server.key, and PARTY.key and PARTY.pub for each party.
 
-    With `with_keys=False` the function makes no keys of parties, but still checks their names. The
-    server's certificate is valid for `days` days. The CA's and the server's files are PEM. Each
-    party gets a P-384 key pair in OpenSSH's formats: the public key is for ``flwr supernode
-    register``, the private key for ``flower-supernode --auth-supernode-private-key``. All files get
-    mode 0600.
+    With `with_keys=False` the function makes no keys for parties, but still checks the parties'
+    names. The server's certificate is valid for `days` days from now. The files of the CA and of
+    the server are in PEM format. Each party gets a P-384 key pair in OpenSSH's file formats: the
+    public key is for the command ``flwr supernode register``, the private key for
+    ``flower-supernode --auth-supernode-private-key``. Only the owner can read the files (mode
+    0600).
 
     Raises:
-        UserError: a party's name cannot be the name of a file, or a file exists already.
+        UserError: a party's name cannot be part of a file name, or one of the files exists already.
     """
     for party in parties:
         if not _PARTY.fullmatch(party) or party in ("ca", "server"):
             raise UserError(
-                "the files of a party's keys cannot have this name",
+                "this party's name cannot be the name of its key files",
                 got=repr(party),
                 want="letters, digits, '_', '-' or '.', not 'ca' or 'server'",
             )
@@ -199,7 +204,10 @@ def write_trial_certificates(
 
 
 def node_key_pair() -> tuple[bytes, bytes]:
-    """Generate a P-384 key pair in OpenSSH's formats, which Flower reads: private, public."""
+    """Generate a P-384 key pair in OpenSSH's formats, which Flower reads.
+
+    Return (private, public).
+    """
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
         _PEM,
@@ -213,10 +221,10 @@ def node_key_pair() -> tuple[bytes, bytes]:
 
 
 def public_key_bytes(content: bytes) -> bytes | None:
-    """Return the part of a SuperNode's key file that identifies the key; None if there is no key.
+    """Return the bytes of a SuperNode's key file that identify the key.
 
-    Comments at the end of a line, PEM encoding, and keys of other kinds on further lines do not
-    change the result.
+    None if the file has no key. Comments at the end of a line, PEM encoding instead of OpenSSH's,
+    and keys of other types on further lines do not change the result.
     """
     lines: list[bytes] = public_key_lines(content)
     for load, text in (
@@ -233,7 +241,7 @@ def public_key_bytes(content: bytes) -> bytes | None:
 
 
 def public_key_lines(content: bytes) -> list[bytes]:
-    r"""Return the type and key of each line of OpenSSH public keys, without comments.
+    r"""Return key type and key from each line of a file of OpenSSH public keys, without comments.
 
     >>> public_key_lines(b"ssh-ed25519 AAAA bank\n\n# nothing\n")
     [b'ssh-ed25519 AAAA']
@@ -243,12 +251,12 @@ def public_key_lines(content: bytes) -> list[bytes]:
 
 
 def fingerprint(content: bytes) -> str:
-    """Return the fingerprint of a file of public keys: 128 bits of SHA-256, in groups of four.
+    """Return the fingerprint of a file of public keys: 128 bits of their SHA-256, as hex.
 
     Comments and the order of lines do not change the fingerprint.
 
     Raises:
-        UserError: the file contains no key.
+        UserError: the file contains no public key.
 
     >>> fingerprint(b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA bank")
     'b5dd a09c 26d3 11d1 9b73 d698 89ba 9a0d'
@@ -335,7 +343,7 @@ def _write_new(path: Path, content: bytes) -> None:
         raise UserError(
             "a certificate or key exists already and is never overwritten",
             where=str(path),
-            fix="name another folder, or remove the old files first",
+            fix="name another folder, or remove the existing files first",
         ) from None
     with os.fdopen(handle, "wb") as file:
         os.fchmod(handle, PRIVATE_FILE)
@@ -343,7 +351,9 @@ def _write_new(path: Path, content: bytes) -> None:
 
 
 def days_left(path: Path) -> int:
-    """Return the full days until the first certificate of a PEM file ends; negative after its end.
+    """Return the number of full days until the first certificate of a PEM file expires.
+
+    The number is negative after the expiry.
 
     Raises:
         MissingDataError: the file does not exist.
@@ -353,7 +363,9 @@ def days_left(path: Path) -> int:
 
 
 def time_left(path: Path) -> datetime.timedelta:
-    """Return the time until the first certificate of a PEM file ends; negative after its end.
+    """Return the time until the first certificate of a PEM file expires.
+
+    The time is negative after the expiry.
 
     Raises:
         MissingDataError, UserError: see `days_left`.
@@ -362,7 +374,7 @@ def time_left(path: Path) -> datetime.timedelta:
 
 
 def ends_soon(path: Path) -> bool:
-    """Return whether less than a third of a certificate's lifetime is left, and at most 30 days.
+    """Return whether less than a third of a certificate's lifetime is left, but at most 30 days.
 
     Raises:
         MissingDataError, UserError: see `days_left`.
@@ -382,10 +394,10 @@ def expiry_warning(path: Path, fix: str) -> str | None:
 
 
 def renew_when_due(folder: Path, days: float) -> bool:
-    """Renew the server's certificate if it `ends_soon`; return whether it was renewed.
+    """Renew the server's certificate if `ends_soon` is true for it; return whether it was renewed.
 
     It does nothing without ca.key, or while ca.pem has two authorities: until every party has the
-    new CA, the server's certificate stays with the old one.
+    certificate of the new CA, the server's certificate remains signed by the old one.
 
     Raises:
         MissingDataError, UserError: see `renew_server`.
@@ -402,21 +414,21 @@ def renew_server(folder: Path, days: float = SERVER_DAYS) -> int:
 
     The CA key in ca.key signs the new certificate.
 
-    Afterwards ca.pem contains only the certificate of that CA.
+    Afterwards ca.pem contains only the certificate of the CA that signed the new certificate.
 
     Returns:
-        Validity of the new certificate in days; it ends no later than the CA's.
+        validity of the new certificate in days; it ends no later than the CA's certificate.
 
     Raises:
-        MissingDataError: a file is missing; the CA signs with ca.key.
+        MissingDataError: a file is missing; ca.key is required for signing.
         UserError: ca.key does not belong to ca.pem, or the CA has expired.
     """
     old = _certificates(folder / "server.pem")[0]
     names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     authority = _authority(folder)
     new = authority.issue(list(names), days)
-    # The key is replaced first: with one old and one new file, the server reports an error when it
-    # starts.
+    # The key is replaced first: if the program stops between the two files, the server finds that
+    # they do not match, and reports an error when it starts.
     write_bytes(folder / "server.key", new.key_pem)
     write_bytes(folder / "server.pem", new.cert_pem)
     write_bytes(folder / "ca.pem", authority.ca_pem)
@@ -424,7 +436,7 @@ def renew_server(folder: Path, days: float = SERVER_DAYS) -> int:
 
 
 def replace_authority(folder: Path, days: int = AUTHORITY_DAYS) -> None:
-    """Make a new CA: put its certificate at the front of ca.pem, and its key into ca.key.
+    """Make a new CA: put its certificate first in ca.pem, and its private key into ca.key.
 
     Raises:
         MissingDataError: ca.pem does not exist.
@@ -446,7 +458,11 @@ def renew_node_key(private: Path, public: Path | None = None) -> None:
 def _authority(folder: Path) -> Authority:
     """Return the CA whose certificate in ca.pem belongs to the key in ca.key."""
     path = folder / "ca.key"
-    key_pem = _read(path, "restore the key of the authority, or make a new one with --authority")
+    key_pem = _read(
+        path,
+        "restore ca.key, the private key of the authority, or make a new authority with "
+        "--authority",
+    )
     try:
         public = serialization.load_pem_private_key(key_pem, None).public_key()
     except (ValueError, TypeError):
@@ -454,7 +470,9 @@ def _authority(folder: Path) -> Authority:
     for each in _certificates(folder / "ca.pem"):
         if each.public_key() == public:
             if each.not_valid_after_utc <= datetime.datetime.now(datetime.UTC):
-                raise UserError("the authority has expired", where=str(folder), fix=_NEW_CA)
+                raise UserError(
+                    "the certificate authority has expired", where=str(folder), fix=_NEW_CA
+                )
             return Authority(each.public_bytes(_PEM), key_pem)
     raise UserError("ca.key belongs to no certificate of ca.pem", where=str(folder), fix=_NEW_CA)
 

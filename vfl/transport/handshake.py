@@ -1,8 +1,10 @@
-"""The handshake of a stream: a HELLO frame, answered by a WELCOME or ERROR frame.
+"""The handshake that opens a stream: a HELLO frame, answered by a WELCOME or an ERROR frame.
 
-Each of these messages is one frame of JSON. Each of the two parties checks the type and the size of
-every field before use, and ignores unknown keys, so that later versions may add keys. A greeting
-that breaks a rule is a `ProtocolError`. The hub checks credentials before it asks the application.
+Each of these frames contains one JSON object. Sender and receiver of a stream check the type and
+the size of every field before use, and ignore unknown keys, so that later versions of vfl may add
+keys. A greeting (HELLO or WELCOME frame) that breaks a rule raises a `ProtocolError`. The hub (the
+label party's server) checks the credentials of a greeting before it passes the greeting to the
+application.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from vfl.core.errors import (
 from vfl.core.frame import HANDSHAKE_LIMIT_BYTES, Frame, Kind
 from vfl.core.text import printable
 
-#: Largest answer to a greeting: it comes from a hub with a verified certificate, so it may be
-#: larger than a greeting.
+#: Largest answer to a greeting in bytes; the answer comes from a hub with a verified certificate,
+#: so it may be larger than a greeting.
 ANSWER_LIMIT_BYTES = 64 * 1024
 _LIMIT_BYTES = {
     Kind.HELLO: HANDSHAKE_LIMIT_BYTES,
@@ -37,7 +39,7 @@ _LIMIT_BYTES = {
     Kind.ERROR: ANSWER_LIMIT_BYTES,
 }
 _HEX_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
-#: Pattern of the folders of an absolute path; it does not match an address with "://".
+#: Regular expression for the folders of an absolute path; it does not match an address with "://".
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s'\"]+/)+")
 _REFUSALS: dict[str, type[VFLError]] = {
     kind.code: kind
@@ -61,7 +63,7 @@ _KEY: _Rule = (
 )
 _COUNT: _Rule = ("a count of frames", lambda value: type(value) is int and 0 <= value < 2**63)
 _OBJECT: _Rule = ("a JSON object", lambda value: isinstance(value, dict))
-#: Rules for the fields of a greeting.
+#: Rules for the fields of a greeting, by field.
 _RULES = {
     "session": _NAME,
     "node": _NAME,
@@ -76,24 +78,26 @@ _HELLO_FIELDS = ("session", "node", "token", "about", "key", "sent", "received")
 
 
 def fresh_key() -> str:
-    """Draw a key of 32 random bytes, in hexadecimal."""
+    """Draw a key of 32 random bytes; return it as hexadecimal digits."""
     return secrets.token_hex(32)
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Greeting that a party sends when it attaches; the greeting states the party's frame counters.
+    """Greeting that a party sends when it connects.
+
+    The greeting states how many frames the party sent and received.
 
     Attributes:
         session: identifier of the session, from the session message.
-        node: name of this node on the control plane.
-        token: the secret of this node in this session.
-        key: secret that this process draws for this session; no message of the control plane
-            contains it. The first greeting binds the token to this secret, so that the token alone
-            is useless afterwards.
-        about: the application's own data, as JSON values only.
-        sent, received: number of frames that this party has sent and completely received in this
-            session.
+        node: name of this node in Flower.
+        token: secret token of this node for this session.
+        key: secret that this process draws for this session; no message of Flower contains this
+            secret. The first greeting binds the token to this secret, so that an attacker cannot
+            use the token alone afterwards.
+        about: data of the application, as JSON values only.
+        sent, received: number of frames that this party has sent in this session, and number of
+            frames that it has completely received.
     """
 
     session: str
@@ -120,12 +124,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The hub's answer that admits a party.
+    """The hub's answer to a greeting, which admits a party.
 
     Attributes:
         received: number of frames that the hub has completely received from this party in this
             session.
-        terms: the application's answer, as JSON values only.
+        terms: data that the application answers, as JSON values only.
     """
 
     received: int
@@ -146,7 +150,10 @@ class Welcome:
 
 
 def error_frame(error: VFLError) -> Frame:
-    """Encode an error for the peer; long texts are shortened, and local folders are left out."""
+    """Encode an error for the peer.
+
+    Long texts are shortened, and paths of local folders are removed.
+    """
     record = {
         key: printable(_FOLDERS.sub("", text)) for key, text in error.record().items() if text
     }
@@ -154,7 +161,7 @@ def error_frame(error: VFLError) -> Frame:
 
 
 def read_refusal(frame: Frame, party: str) -> VFLError:
-    """Decode the ERROR frame that answered a greeting, into the peer's error class if known."""
+    """Return the error in an ERROR frame that answered a greeting, as the peer's class if known."""
     code, texts = _error_texts(frame, party)
     if code in _REFUSALS:
         return _REFUSALS[code](texts.pop("what"), **texts)
@@ -171,7 +178,9 @@ def read_failure(frame: Frame, party: str) -> PeerFailedError:
 
 
 def in_session(frame: Frame, party: str) -> Frame:
-    """Return a frame of the application; raise if it is an error or a second greeting.
+    """Return a frame of the application.
+
+    Raise an error if it is an ERROR frame or a second greeting.
 
     Raises:
         PeerFailedError: the frame reports the error that ended the session at `party`.
@@ -180,7 +189,9 @@ def in_session(frame: Frame, party: str) -> Frame:
     if frame.kind is Kind.ERROR:
         raise read_failure(frame, party)
     if frame.kind is Kind.HELLO or frame.kind is Kind.WELCOME:
-        raise ProtocolError("an unexpected greeting", where=party, got=frame.kind.name)
+        raise ProtocolError(
+            "an unexpected greeting inside a session", where=party, got=frame.kind.name
+        )
     return frame
 
 
@@ -224,9 +235,11 @@ def _refuse_constant(name: str) -> float:
 
 
 def _fields(record: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return some fields of a greeting after a check of their types and sizes."""
+    """Return these fields of a greeting, after a check of their types and sizes."""
     for name in names:
         want, fits = _RULES[name]
         if not fits(record.get(name)):
-            raise ProtocolError("a greeting breaks a rule", where=f"field '{name}'", want=want)
+            raise ProtocolError(
+                "a field of a greeting breaks a rule", where=f"field '{name}'", want=want
+            )
     return {name: record[name] for name in names}

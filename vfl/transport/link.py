@@ -1,7 +1,8 @@
 """Common code of all links: limits, deadlines, observers; and links within one process.
 
 An exchange between parties of one process uses no other module of this package: `local_pair` passes
-frames without encoding them, and `Observed` reports each frame to the ledger and the trace.
+frames without encoding them, and `Observed` passes a copy of each frame to observers, for example
+to the ledger and the trace.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from vfl.core.errors import LostPeerError, ProtocolError, VFLError
 from vfl.core.frame import HEADER_BYTES, Frame, Kind, Link, Observer
 from vfl.transport.handshake import error_frame, read_failure
 
-#: Number of sent frames that each party stores for a resend; also the largest number of unread
-#: frames in transit.
+#: Number of sent frames that each party stores in order to send them again; also the largest number
+#: of unread frames in transit.
 WINDOW_FRAMES = 4
-#: Seconds for which a party that ends a link waits until the peer has read the reason.
+#: Seconds that a party which ends a link waits, so that the peer can read the reason.
 LINGER_S = 0.5
-#: Fix that is shown to a party whose session has ended.
+#: Text that suggests a remedy to a party whose session has ended.
 WHY_IT_ENDED = (
     "see the output of the label party's command: a session ends for all when one party's "
     "rows or settings differ"
@@ -31,36 +32,40 @@ class TransportLink(Link, Protocol):
     """A link that can report an error of this party to the peer."""
 
     def fail(self, error: VFLError) -> None:
-        """Report an error of this party to the peer, then close; the peer's `receive` raises it."""
+        """Send an error of this party to the peer, then close.
+
+        The peer's `receive` raises this error.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """Largest payloads on one link in bytes, by kind; frames of other kinds must have no payload.
+    """Largest payloads on one link in bytes, by kind of frame; frames of other kinds must be empty.
 
     Attributes:
-        up: limits of frames to the listening party (in a session, the label party).
-        down: limits of frames from the label party.
+        up: limits of frames to the party that listens for connections (in a session, the label
+            party).
+        down: limits of frames from the party that listens.
     """
 
     up: Mapping[Kind, int]
     down: Mapping[Kind, int]
 
     def inbox_bytes(self, window: int) -> int:
-        """Return the most bytes of unread frames that the listening party may hold."""
-        # An ERROR frame ends a link, so all other frames of a window have other kinds.
+        """Return the most bytes of a peer's unread frames that the listening party stores."""
+        # An ERROR frame ends a link, so a full window contains no ERROR frame.
         return window * _largest(self.up) + self.up.get(Kind.ERROR, 0) + HEADER_BYTES
 
     def resend_bytes(self, window: int) -> int:
-        """Return how many bytes of sent frames the listening party stores at most, for a resend."""
+        """Return the most bytes of sent frames that the listening party stores for resending."""
         return window * _largest(self.down)
 
     def held_bytes(self, window: int) -> int:
-        """Return the most bytes that the listening party holds in memory for one peer.
+        """Return the most bytes that the listening party needs in memory for one peer.
 
         Args:
-            window: largest number of unread frames in transit, and of sent frames stored for a
-                resend.
+            window: largest number of unread frames in transit, which is also the number of sent
+                frames that are stored.
 
         >>> LinkLimits(up={Kind.CUT: 984}, down={Kind.GRAD: 184}).held_bytes(window=4)
         4816
@@ -75,15 +80,15 @@ def _largest(limits: Mapping[Kind, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Time limits for each kind of waiting, in seconds.
+    """Time limits for each kind of waiting on a stream, in seconds.
 
     Attributes:
-        connect_s: time for one attempt of a feature party to connect to the hub.
-        handshake_s: time for one handshake, TLS and greeting together.
-        step_s: time in which the label party expects a frame of an attached party.
-        idle_s: time in which a feature party expects a frame of the label party.
-        rejoin_window_s: time in which a lost connection must be restored.
-        retry_s: pause before a feature party tries to connect again.
+        connect_s: time for one attempt of a feature party to open a connection to the hub.
+        handshake_s: time for one handshake: TLS and greeting together.
+        step_s: longest time that the label party waits for a frame of a connected party.
+        idle_s: longest time that a feature party waits for a frame of the label party.
+        rejoin_window_s: time within which the party must restore a lost connection.
+        retry_s: pause before a feature party tries again to connect.
     """
 
     connect_s: float = 5.0
@@ -96,25 +101,30 @@ class Timeouts:
 
 @dataclass(slots=True)
 class Depth:
-    """Length of the longest chain of dependent messages that led to a party's present state."""
+    """Length of the longest chain of messages that led to a party's present state.
+
+    Each message of the chain was sent after the previous message had arrived.
+    """
 
     hops: int = 0
 
 
-#: A frame, with the length of the chain of messages before it; None if the link was closed.
+#: A frame and the length of the message chain that led to it; None if the link was closed.
 Sent = tuple[int, Frame] | None
 
 
 class LocalLink:
-    """One end of an in-process pair of links; one thread runs both ends, or each end its own.
+    """One end of a link within a process.
+
+    One thread uses both ends, or each end has its own thread.
 
     Args:
-        put: function that queues a sent message for the peer.
-        incoming: queue of messages from the peer.
-        peer: name of the peer, for messages.
-        timeout_s: seconds that `receive` waits; 0 if one thread runs both ends, because no frame
-            could arrive meanwhile.
-        depth: counter of message chains of this party, shared by all its links.
+        put: function that puts a sent message into the queue of the peer.
+        incoming: queue of the messages that the peer has sent.
+        peer: name of the peer, for error messages.
+        timeout_s: seconds that `receive` waits; 0 if one thread uses both ends, because no frame
+            could arrive while this thread waits.
+        depth: counter of message chains of this party; all links of the party share the counter.
     """
 
     def __init__(
@@ -133,7 +143,9 @@ class LocalLink:
         self._depth = depth or Depth()
 
     def send(self, frame: Frame) -> None:
-        """Send one frame; if the peer has closed the link, only `receive` raises an error.
+        """Send one frame.
+
+        If the peer has closed the link, `send` raises no error, but the next `receive` does.
 
         Raises:
             LostPeerError: this end of the link is closed.
@@ -146,8 +158,10 @@ class LocalLink:
         """Receive the next frame.
 
         Raises:
-            LostPeerError: no frame arrived in time, or the link is closed and every frame was read.
-            ProtocolError: the peer has sent nothing, and no other thread runs that could send.
+            LostPeerError: no frame arrived in time, or the link is closed and all frames have been
+                read.
+            ProtocolError: one thread uses both ends, and the peer has sent nothing that this call
+                could receive.
             PeerFailedError: the peer reported an error.
         """
         if self._closed:
@@ -174,13 +188,13 @@ class LocalLink:
         """Do nothing, because a send on this link never blocks."""
 
     def fail(self, error: VFLError) -> None:
-        """Report an error of this party to the peer, then close."""
+        """Send an error of this party to the peer, then close the link."""
         if not self._closed:
             self.send(error_frame(error))
         self.close()
 
     def close(self) -> None:
-        """Close this end; the peer can still read the frames that were already sent."""
+        """Close this end of the link; the peer can still read the frames that were sent before."""
         if not self._closed:
             self._closed = True
             self._put(None)
@@ -195,11 +209,11 @@ class LocalLink:
 
 
 def opened(sent: Sent, peer: str) -> tuple[int, Frame]:
-    """Unpack a message from `peer`: the length of its message chain, and the frame.
+    """Unpack a queued message from `peer` into the length of its message chain and the frame.
 
     Raises:
         LostPeerError: the link was closed.
-        PeerFailedError: the frame reports an error.
+        PeerFailedError: the frame is an ERROR frame.
     """
     if sent is None:
         raise _closed_link()
@@ -209,7 +223,7 @@ def opened(sent: Sent, peer: str) -> tuple[int, Frame]:
 
 
 def sent_nothing(peer: str, timeout_s: float) -> LostPeerError:
-    """Return the error for a party whose frame did not arrive in time."""
+    """Make the error for a party from which no frame arrived in time."""
     return LostPeerError(f"{peer} sent nothing in time", want=f"a frame within {timeout_s:g} s")
 
 
@@ -222,12 +236,12 @@ def local_pair(
     timeout_s: float = 0.0,
     depths: tuple[Depth | None, Depth | None] = (None, None),
 ) -> tuple[LocalLink, LocalLink]:
-    """Make the two connected ends of an in-process link.
+    """Make the two connected ends of a link within one process.
 
     Args:
         names: names of the parties at the two ends.
-        timeout_s: seconds that each end waits for the peer; 0 if one thread runs both ends.
-        depths: counters of message chains of the two parties.
+        timeout_s: seconds that each end waits for a frame; 0 if one thread uses both ends.
+        depths: counters of message chains, one for each of the two parties.
 
     >>> label, feature = local_pair()
     >>> feature.send(Frame(Kind.CUT, step=7))
@@ -243,28 +257,28 @@ def local_pair(
 
 
 class PolledLink(TransportLink, Protocol):
-    """A link that can also be polled; see `vfl.transport.reliable`."""
+    """A link that also offers `poll`, which does not wait; see `vfl.transport.reliable`."""
 
     @property
     def patience_s(self) -> float:
-        """Longest time in seconds without a frame from the peer."""
+        """Longest time without a frame from the peer, in seconds."""
 
     def poll(self) -> Frame | None:
         """Return the next frame, or None if no frame has arrived."""
 
     def fileno(self) -> int:
-        """File descriptor to wait for; -1 if there is none."""
+        """File descriptor that becomes readable when a frame arrives; -1 if there is none."""
 
 
 class Observed:
-    """A link with observers, which are called after each frame that was sent or received.
+    """A link that calls its observers after each frame that was sent or received.
 
     Args:
         link: the link that carries the frames.
-        party: name of the feature party on this link.
-        end: role of the party at this end: "feature" or "label".
-        observers: functions that receive (party, "up" or "down", frame); "up" is towards the label
-            party.
+        party: name of the feature party that this link connects with the label party.
+        end: role of the party that owns this end of the link: "feature" or "label".
+        observers: functions that are called with (party, "up" or "down", frame); "up" is the
+            direction to the label party.
     """
 
     __slots__ = ("_link", "_observers", "_party", "_receiving", "_sending")
@@ -300,10 +314,10 @@ class Observed:
 
 
 class FanOut:
-    """A feature party's links to several label parties, used as one link.
+    """A feature party's links to several label parties, with the methods of one link.
 
-    Each sent frame goes to every label party with the same bytes. Each call of `receive` reads
-    one frame from the next label party, in a fixed order of the label parties.
+    `send` sends the same bytes to every label party. Each call of `receive` reads one frame, from
+    the label parties in turn.
     """
 
     def __init__(self, links: Sequence[Link]) -> None:
@@ -325,7 +339,7 @@ class FanOut:
 
 
 class ObservedPoll(Observed):
-    """An observed link that can be polled."""
+    """A link with observers that also offers `poll`."""
 
     __slots__ = ("_polled",)
 
@@ -354,10 +368,10 @@ class ObservedPoll(Observed):
         return self._polled.fileno()
 
     def filenos(self) -> list[int]:
-        """File descriptors as a list, in the form of a link that has several streams."""
+        """List of the file descriptor; links with several streams have the same method."""
         return [self.fileno()]
 
     @property
     def waits_for(self) -> str:
-        """Name of the feature party of this link."""
+        """Name of the feature party that this link connects with the label party."""
         return self._party

@@ -1,12 +1,12 @@
-"""Key agreement between two parties, with signatures and encrypted messages, over any channel.
+"""Key agreement between two parties with signatures, and encrypted messages, over any channel.
 
-Each party generates an X25519 key (RFC 7748) for one attempt and sends an offer: its public key,
-optionally with a counter and a signature. The signature covers data that must be equal at both
-parties. HKDF-SHA256 (RFC 5869) derives keys from the shared secret; the keys depend on the agreed
-data. AES-256-GCM encrypts messages ("seals" them), which are numbered in each direction. A
-`SealedPairs` object holds both directions between one party and each other party. The callers
-define the signed data and the data bound to a key: see the heads of `vfl.mpc.secure.keys`,
-`vfl.session.relay`, `vfl.session.ranks.machines` and `vfl.tensors.keys`.
+Each party generates an X25519 key (RFC 7748) for one attempt of a session, and sends an offer: its
+public key, optionally with a counter and a signature. The signature covers data on which both
+parties must agree. From the shared secret, HKDF-SHA256 (RFC 5869) derives keys, which also depend
+on the agreed data. AES-256-GCM encrypts and authenticates ("seals") messages, which are numbered in
+each direction. A `SealedPairs` object encrypts and decrypts the messages between one party and each
+other party. The callers define the signed data and the data bound to a key: see the heads of
+`vfl.mpc.secure.keys`, `vfl.session.relay`, `vfl.session.ranks.machines` and `vfl.tensors.keys`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from vfl.core.errors import ReusedPadError, VFLError
 
 PUBLIC_BYTES = KEY_BYTES = 32
 SIGNATURE_BYTES, COUNT_BYTES, TAG_BYTES, NONCE_BYTES = 64, 8, 16, 12
-#: Bytes of an offer: an X25519 key, the counter of its party's store, and one signature over both.
+#: Bytes of an offer: an X25519 public key, the counter of the party's store, and one signature over
+#: both.
 OFFER_BYTES = PUBLIC_BYTES + COUNT_BYTES + SIGNATURE_BYTES
-#: Largest number of messages encrypted under one key.
+#: Largest number of messages that may be encrypted with one key.
 _MESSAGES = 2**32
 
 
@@ -44,22 +45,24 @@ class Verifier(Protocol):
 
 
 class NotAgreedError(ValueError):
-    """An offer is not signed by its party, or has no valid key.
+    """Error: an offer is not signed by its party, or does not contain a valid key.
 
-    The caller adds the name of the party to the error.
+    The caller adds the party's name to the error.
     """
 
 
 def derived(secret: bytes, info: bytes, size: int = KEY_BYTES, salt: bytes | None = None) -> bytes:
-    """Derive key bytes by HKDF-SHA256; they depend on `info`."""
+    """Derive key bytes from a shared secret by HKDF-SHA256; the key bytes depend on `info`."""
     return HKDF(SHA256(), size, salt=salt, info=info).derive(secret)
 
 
 class Agreeing:
-    """One party's X25519 key for one attempt; the private key never leaves this object.
+    """One party's X25519 key pair for one attempt of a session.
+
+    The private key never leaves this object.
 
     Attributes:
-        public: public key, 32 bytes.
+        public: the public key, 32 bytes.
 
     >>> bank, shop = Agreeing(), Agreeing()
     >>> bank.key(shop.public, b"one session") == shop.key(bank.public, b"one session")
@@ -71,15 +74,15 @@ class Agreeing:
         self.public = self._private.public_key().public_bytes_raw()
 
     def offer(self, signer: Signer, about: bytes, count: int = 0) -> bytes:
-        """Make an offer: public key and counter, signed together with the data of both parties."""
+        """Make an offer: public key, counter, and a signature that also covers `about`."""
         told = self.public + count.to_bytes(COUNT_BYTES)
         return told + signer.sign(about + told)
 
     def shared(self, public: bytes) -> bytes:
-        """Compute the shared secret, from which keys are derived.
+        """Compute the secret that is shared with the owner of `public`; keys are derived from it.
 
         Raises:
-            NotAgreedError: the other public value is not a valid key, or is a point of small order.
+            NotAgreedError: `public` is not a valid key, or is a point of small order.
         """
         try:
             return self._private.exchange(X25519PublicKey.from_public_bytes(public))
@@ -87,9 +90,9 @@ class Agreeing:
             raise NotAgreedError from None
 
     def key(self, public: bytes, info: bytes, salt: bytes | None = None) -> bytes:
-        """Derive the 32-byte key that both parties share; it depends on `info`.
+        """Derive the 32-byte key that is shared with the owner of `public`.
 
-        It raises the errors of `shared`.
+        The key depends on `info`. The method raises the errors of `shared`.
         """
         return derived(self.shared(public), info, salt=salt)
 
@@ -104,7 +107,8 @@ def opened_offer(offer: bytes, pin: Verifier, about: bytes) -> tuple[bytes, int]
     """Verify an offer; return the peer's public key and its counter.
 
     Raises:
-        NotAgreedError: the owner of the pinned key has not signed this offer with the same data.
+        NotAgreedError: the owner of the pinned key has not signed this offer together with the same
+            data `about`.
     """
     told, signature = offer[:-SIGNATURE_BYTES], offer[-SIGNATURE_BYTES:]
     if len(offer) != OFFER_BYTES or not pin.has_signed(about + told, signature):
@@ -117,7 +121,7 @@ Made = TypeVar("Made", covariant=True)
 
 
 class Cipher(Protocol[Given, Made]):
-    """Interface of AES-256-GCM with one key; `cryptography`'s `AESGCM` has it."""
+    """Interface of AES-256-GCM with one key, as in class `AESGCM` of package `cryptography`."""
 
     def encrypt(self, nonce: bytes, data: Given, about: bytes | None, /) -> Made:
         """Encrypt a message."""
@@ -127,13 +131,13 @@ class Cipher(Protocol[Given, Made]):
 
 
 class Direction(Generic[Given, Made]):
-    """One direction between two parties: the sender encrypts, the receiver decrypts, both count.
+    """Messages from one party to another: one encrypts, one decrypts, both count them.
 
     Args:
-        cipher: cipher of this direction; or one cipher for both directions, which then differ in
+        cipher: cipher of this direction; if both directions use one cipher, they must differ in
             `way`.
         way: first bytes of every nonce in this direction.
-        first: number of the first message.
+        first: number of the first message in this direction.
 
     >>> from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     >>> there, here = (Direction(AESGCM(bytes(32))) for _ in range(2))
@@ -148,28 +152,29 @@ class Direction(Generic[Given, Made]):
         """Encrypt a message; the result is `TAG_BYTES` longer than the message.
 
         Args:
-            message: content of the message.
-            about: associated data, which must be equal at both parties and is not sent.
+            message: content of the message in plaintext.
+            about: associated data, which must be equal at sender and receiver and is not sent.
 
         Raises:
-            ReusedPadError: this key has already encrypted its maximum number of messages.
+            ReusedPadError: the key has already encrypted the maximum number of messages.
         """
         return self._cipher.encrypt(self._nonce(), message, about)
 
     def open(self, sealed: Given, about: bytes | None = None) -> Made:
-        """Decrypt a message; only the sender's next message in order can be decrypted.
+        """Decrypt a message; it must be the next message of the sender.
 
         Raises:
-            InvalidTag: the message is not the sender's next message, or its associated data differ.
+            InvalidTag: the message is not the sender's next message, was changed, or has different
+                associated data.
         """
         return self._cipher.decrypt(self._nonce(), sealed, about)
 
     def _nonce(self) -> bytes:
         if self._next >= _MESSAGES:
             raise ReusedPadError(
-                "a key has sealed its maximum number of messages",
+                "a key has encrypted its maximum number of messages",
                 got=f"{_MESSAGES} messages",
-                fix="begin a new attempt, with new keys",
+                fix="begin a new attempt of the session, which makes new keys",
             )
         number, self._next = self._next, self._next + 1
         return self._way + number.to_bytes(NONCE_BYTES - len(self._way))
@@ -182,12 +187,12 @@ class Direction(Generic[Given, Made]):
 
 
 class SealedPairs(Generic[Given, Made]):
-    """Encrypted messages between one party and others, numbered separately in each direction.
+    """Encrypted messages between one party and others, numbered in each direction.
 
     Args:
-        others: the other parties.
-        refused: returns the error for a message that cannot be decrypted; it receives the sender,
-            the length of the message and its associated data.
+        others: names of the other parties.
+        refused: function that makes the error for a message that cannot be decrypted; its arguments
+            are the sender, the length of the message and the associated data.
     """
 
     def __init__(
@@ -200,12 +205,12 @@ class SealedPairs(Generic[Given, Made]):
     def use(
         self, other: str, there: Cipher[Given, Made], back: Cipher[Given, Made], first: int = 0
     ) -> None:
-        """Set the ciphers to and from another party, and the number of the first message."""
+        """Set the ciphers for a party's two directions, and the first message's number."""
         self._there[other] = Direction(there, first=first)
         self._back[other] = Direction(back, first=first)
 
     def has_keys(self, other: str) -> bool:
-        """Return whether this party has keys for messages to another party."""
+        """Return whether keys for messages to another party have been set."""
         return other in self._there
 
     def sealed(self, other: str, message: Given, about: bytes = b"") -> Made:
@@ -213,10 +218,11 @@ class SealedPairs(Generic[Given, Made]):
         return self._there[other].seal(message, about)
 
     def opened(self, sender: str, sealed: Given, about: bytes = b"") -> Made:
-        """Decrypt a message from another party; only that party's next message can be decrypted.
+        """Decrypt another party's message, which must be the party's next message.
 
         Raises:
-            VFLError: the message is not the next one, or its associated data differ; see `refused`.
+            VFLError: the message is not the party's next message, was changed, or has different
+                associated data; see `refused`.
         """
         try:
             return self._back[sender].open(sealed, about)

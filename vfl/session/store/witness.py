@@ -10,11 +10,11 @@ since. If a peer receives an announced counter that is not larger than the store
 refuses the session before it sends any message.
 
 The value on disk is never smaller than the value that a peer can know, because the party counts
-sent frames in blocks: the counter on disk is increased by a whole block before the block's first
-frame is sent. If a copy of the store is made during a session and used later, peers notice the copy
-if the session ended after the copy, or sent more frames than a block. In a training with a
-journal of sent messages, a party also announces the length of the journal; peers then notice the
-copy if one more exchange followed.
+sent frames in blocks: the counter on disk increases by a whole block before the block's first frame
+is sent. Peers notice the later use of a copy that was made during a session, if the session ended
+after the copy, or sent more frames than a block. In a training with a journal of sent messages, a
+party also announces the length of the journal; peers then notice the copy if one more exchange
+followed.
 
 Each session that peers refuse increases the counter of the restored store, so the counter would
 become large enough after many attempts. Before a party announces its counter, each peer therefore
