@@ -138,6 +138,6 @@ def exchange(phase="validation", epoch=1, last=True):
 def test_an_answer_that_was_not_agreed_is_refused(settings, answer, when):
     state = {"w": torch.zeros(2)}
     stopping = EarlyStopping(experiment(**settings).train, lambda: state, lambda best: None)
-    with pytest.raises(ProtocolError, match="another form than agreed"):
+    with pytest.raises(ProtocolError, match="does not have the agreed form"):
         stopping.obey(answer, when)
     assert stopping.best_epoch == stopping.stopped == 0

@@ -323,7 +323,7 @@ def test_where_one_label_party_is_played_several_are_refused_and_not_ignored(tab
     terms = Terms.of(settings, "train", "m")
     with pytest.raises(ConsentError) as refused:
         check_consent(terms, "bank", Consent(), data["bank"].split)
-    assert "label parties beside 'clinic': insurer" in refused.value.got
+    assert "label parties in addition to 'clinic': insurer" in refused.value.got
     check_consent(terms, "bank", Consent(label_parties=("insurer",)), data["bank"].split)
     plain = {name: PartySettings() for name in ("bank", "shop")}
     with pytest.raises(ConfigError, match="names no party's table"):

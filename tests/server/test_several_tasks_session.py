@@ -103,7 +103,11 @@ def test_no_label_party_reads_gradients_of_another(session, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text", "match"),
     [
-        ("bank", CONSENT.replace("insurer", "other"), "label parties beside 'lender': insurer"),
+        (
+            "bank",
+            CONSENT.replace("insurer", "other"),
+            "label parties in addition to 'lender': insurer",
+        ),
         (OTHER, "[consent]\nmax_parameters = 50\n", "parameters in top mlp:hidden=7"),
         (OTHER, "[consent]\nmax_epochs = 1\nmax_rows = 50\n", "epochs 2; 200 rows"),
         (OTHER, "[consent]\nmax_bytes = 5000\n", "bytes"),

@@ -80,7 +80,7 @@ def test_calibrated_probabilities_are_answered_as_predicted(tmp_path):
 
 
 def test_a_network_that_learned_no_vector_answers_without_nobody(trained_run):
-    with pytest.raises(ConfigError, match="cannot replace the answer"):
+    with pytest.raises(ConfigError, match="cannot answer without an absent party"):
         serve(trained_run, settings(partial=True))
 
 

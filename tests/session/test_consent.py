@@ -203,7 +203,10 @@ def test_the_epochs_of_a_defense_are_epochs(terms, asked):
     long = terms.model_copy(update={"defense": "label_free:kind=autoencoder,epochs=50"})
     assert asked(long, max_epochs=52) is None
     error = asked(long, max_epochs=51)
-    assert error.got == f"epochs 2 and 50 before them, of defense {long.defense}"
+    assert (
+        error.got
+        == f"epochs 2 and 50 epochs before the training, in the fit of defense {long.defense}"
+    )
     assert error.want == "epochs <= 51"
     rebuilt = long.model_copy(update={"defense": "label_free:epochs=50"})
     assert asked(rebuilt, max_epochs=2) is None  # components take none

@@ -92,7 +92,9 @@ def test_a_proxy_with_a_password(far, attach_far, monkeypatch, login):
         if login == ("bank", PASSWORD):
             attach_far(hub.port)
             return
-        with pytest.raises(AuthenticationError, match="another name and password") as caught:
+        with pytest.raises(
+            AuthenticationError, match="a different user name or password"
+        ) as caught:
             attach_far(hub.port)
     assert "407" in caught.value.got
     assert "qwerty" not in str(caught.value)

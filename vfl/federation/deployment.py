@@ -1,6 +1,6 @@
-"""Starts and ends Flower's processes: the SuperLink, the SuperNodes, and the programs of runs.
+"""Starts and ends Flower's processes: the SuperLink, the SuperNodes, and the programs of each run.
 
-Flower's telemetry, update check and dependency installation are off in all of these processes.
+In all these processes, Flower's telemetry, update check and dependency installation are disabled.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from vfl.federation.project import LabelFolder, node_parties
 from vfl.transport import check_not_expired, check_server, fingerprint, public_key_bytes
 
 _DATABASE, _LOG = "superlink.db", "superlink.log"
-#: File with Flower's node id and the digest of the registered key for each party's name.
+#: Name of a file that contains, for each party, Flower's node id and the digest of the registered
+#: key.
 _NODES = "nodes.json"
-#: Text in a SuperNode's output if the SuperLink does not know the SuperNode's key; the SuperNode
+#: Text that a SuperNode prints if the SuperLink does not know the SuperNode's key; the SuperNode
 #: then tries again.
 _UNKNOWN_KEY = "403 Forbidden"
-#: Text in a SuperNode's output if the SuperNode's key was withdrawn; another attempt to connect
-#: would fail too.
+#: Text that a SuperNode prints if its key was withdrawn; further attempts to connect fail, too.
 _TAKEN_BACK = "410 Gone"
-#: Interval between two checks whether the SuperLink runs, in seconds.
+#: Seconds between two checks whether the SuperLink runs.
 _LOOK_S = 0.2
 _START_SUPERLINK = "check that the SuperLink is running; if not, start it with: vfl up PROJECT"
 
@@ -52,7 +52,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
 
     Raises:
         UserError: the SuperLink's certificate has expired.
-        RunFolderError: another process is starting the SuperLink.
+        RunFolderError: another process is starting the SuperLink at the same time.
         LostPeerError: the SuperLink did not start.
         MissingPackageError: Ray, the engine of Flower's simulation, is not installed.
     """
@@ -73,7 +73,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         *("--database", str(folder.state / _DATABASE)),
         "--disable-runtime-dependency-installation",
     ]
-    if simulation:  # in a simulation, other machines cannot reach the ports
+    if simulation:  # in a simulation, the ports are open on this machine only
         command += ["--insecure", "--simulation"]
     else:
         check_not_expired(folder.certificates / "server.pem")
@@ -82,21 +82,22 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         command += ["--ssl-keyfile", str(folder.certificates / "server.key")]
         command += ["--enable-supernode-auth"]
     if not (folder.state / _DATABASE).exists():
-        for file in (_NODES, programs.RETIRED):  # a new SuperLink has registered no keys yet
+        for file in (_NODES, programs.RETIRED):  # a new SuperLink has no registered keys
             (folder.state / file).unlink(missing_ok=True)
     environment = programs.superlink_environment(folder.state, folder.party_file, network, streams)
-    with locked(folder.state):  # `wait_for_superlink` sees this lock while the SuperLink starts
+    # `wait_for_superlink` checks this lock to see that the SuperLink is starting
+    with locked(folder.state):
         service = Service("the SuperLink", command, environment, folder.state / _LOG)
         try:
             service.wait_for(programs.READY)
-        except BaseException:  # also Ctrl+C: otherwise the process would go on
+        except BaseException:  # also after Ctrl+C: otherwise the service would continue to run
             service.stop()
             raise
     return service
 
 
 def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Callable[[], None]]:
-    """Keep a party's standing worker running until the block ends; see `programs.kept_worker`."""
+    """Run a party's standing worker until the `with` block ends; see `programs.kept_worker`."""
     if isinstance(whose, PartyFile):
         home = whose.store_path / "flower"
         environment = programs.supernode_environment(home, whose.path)
@@ -106,13 +107,14 @@ def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Cal
 
 
 def register_nodes(folder: LabelFolder) -> list[str]:
-    """Register every party's public key under its name; return the names that are new.
+    """Register every party's public key under the party's name.
 
-    If a party has a new key or no key any more, its earlier key is withdrawn. A key whose
-    fingerprint the label party has not compared yet is not registered; see `waiting_keys`.
+    Return the newly registered parties. If a party's key in keys/ was replaced or removed, its
+    earlier key is withdrawn from the SuperLink. The function does not register a key whose
+    fingerprint the label party has not compared yet; see `waiting_keys`.
 
     Raises:
-        UserError: a file in keys/ has a name that is no party's, contains no key, or repeats
+        UserError: a file in keys/ has a name that no party has, contains no key, or contains
             another party's key; the error names all such files, and no key is registered.
     """
     messages, new = upstream.CONTROL_MESSAGES.load(), []
@@ -120,7 +122,8 @@ def register_nodes(folder: LabelFolder) -> list[str]:
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
     keys, waiting = _party_keys(folder), waiting_keys(folder)
     digests = {name: hashlib.sha256(key.read_bytes()).hexdigest() for name, key in keys.items()}
-    for name in sorted(nodes):  # first the withdrawals, so that no failure prevents them
+    # withdraw keys first, so that an error in a registration does not prevent it
+    for name in sorted(nodes):
         if nodes[name]["key"] != digests.get(name) and name not in waiting:
             old = nodes.pop(name)
             request = messages.UnregisterNodeRequest(node_id=int(old["node"]))
@@ -149,7 +152,7 @@ def register_nodes(folder: LabelFolder) -> list[str]:
 
 
 def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
-    """Record that a SuperNode's key was withdrawn, because Flower cannot register a key twice."""
+    """Record that a key was withdrawn, because Flower never registers the same key again."""
     file = folder.state / programs.RETIRED
     known = read_json(file)["keys"] if file.exists() else []
     if "public" in node:
@@ -157,14 +160,14 @@ def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
 
 
 def was_registered(folder: LabelFolder, content: bytes) -> bool:
-    """Return whether a SuperNode's key was registered for a party earlier and then withdrawn."""
+    """Return whether a SuperNode's key was registered earlier and then withdrawn."""
     file, public = folder.state / programs.RETIRED, public_key_bytes(content) or b""
     known = read_json(file)["keys"] if file.exists() else []
     return hashlib.sha256(public).hexdigest() in known
 
 
 def waiting_keys(folder: LabelFolder) -> list[str]:
-    """Return the parties whose key is in keys/ and has a fingerprint that was not compared yet."""
+    """Return parties with a key in keys/ whose fingerprint the label party has not compared."""
     nodes_file, accepted = folder.state / _NODES, folder.accepted_keys()
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
     waiting = []
@@ -177,7 +180,10 @@ def waiting_keys(folder: LabelFolder) -> list[str]:
 
 
 def _party_keys(folder: LabelFolder) -> dict[str, Path]:
-    """Return the key files in keys/ by party; a file's name is the party's name and a suffix."""
+    """Return the key files in keys/ by party.
+
+    The name of a file is the party's name plus a suffix.
+    """
     known = set(node_parties(folder.experiment()))
     keys = {key.stem: key for key in sorted(folder.keys.glob("*.pub"))}
     wrong, owners = [], dict[bytes, str]()
@@ -206,15 +212,15 @@ def supernode_command(party: PartyFile, file: Path) -> list[str]:
     """Return the command line that starts one party's SuperNode.
 
     Raises:
-        MissingDataError: the party's certificate file or key file does not exist.
+        MissingDataError: the file of the CA certificate or of the party's key does not exist.
     """
     ca, key = party.beside(party.node.ca), party.beside(party.node.key)
     for needed in (ca, key):
         if not needed.exists():
             raise MissingDataError(
-                f"party '{party.party}' lacks a file of its SuperNode",
+                f"party '{party.party}' lacks a file that its SuperNode needs",
                 where=str(needed),
-                fix=f"vfl join {file.parent} makes the keys; the label party sends ca.pem",
+                fix=f"vfl join {file.parent} makes the keys; the label party sends the file ca.pem",
             )
     return [
         "flower-supernode",
@@ -227,10 +233,10 @@ def supernode_command(party: PartyFile, file: Path) -> list[str]:
 
 
 def start_supernode(party: PartyFile, file: Path) -> Service:
-    """Start a feature party's SuperNode; return when it is connected to the SuperLink.
+    """Start a feature party's SuperNode; return when the SuperNode is connected to the SuperLink.
 
     Raises:
-        AuthenticationError: the SuperLink's certificate is not accepted, or the SuperLink has
+        AuthenticationError: the SuperLink's certificate is not valid, or the SuperLink has
             withdrawn this party's key.
         ClockError: the clocks of the SuperLink and of this machine differ too much.
         LostPeerError: the SuperLink cannot be reached, or does not know this party's key.
@@ -256,20 +262,21 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
             raise AuthenticationError(
                 f"the label party has withdrawn the key of '{party.party}'",
                 where=f"the SuperLink at {party.node.superlink}",
-                got="a key that was registered once",
-                want="a party of the project, with the last key that the label party accepted",
-                fix="ask the label party: it has removed this party, or accepted another key "
-                f"of it; vfl renew {file} makes a new key that it can accept",
+                got="a key that was registered earlier",
+                want="the key of a party of the project, which the label party accepted last",
+                fix="ask the label party: it has removed this party, or accepted another key of "
+                f"this party; vfl renew {file} makes a new key for the label party to accept",
             ) from None
         if _UNKNOWN_KEY in service.said():
             problem.got = "the SuperLink does not know this party's key"
             problem.fix = (
-                f"the label party has to accept it: vfl party accept {party.party}.pub PROJECT"
+                f"the label party has to accept the key: vfl party accept {party.party}.pub PROJECT"
             )
         if "Failed to activate SuperNode" in service.said():
-            problem.got = "the SuperLink still treats it as online"
+            problem.got = "the SuperLink still treats this SuperNode as online"
             problem.fix = (
-                "stop the SuperNode that uses this key; after a kill, the key is free in 60 s"
+                "stop the other SuperNode that uses this key; if it was killed, the SuperLink "
+                "frees the key after 60 s"
             )
         raise
     return service
@@ -297,7 +304,7 @@ def submit(
     extra: Mapping[str, str | bool] | None = None,
     federation: str = "",
 ) -> int:
-    """Submit a run to the SuperLink; return the id that Flower gives to the run."""
+    """Submit a run to the SuperLink; return the run's id in Flower."""
     with upstream.no_deprecations():
         bundle = upstream.BUNDLE.load().build_fab_from_disk(folder.app)
     request = upstream.CONTROL_MESSAGES.load().StartRunRequest()
@@ -308,7 +315,8 @@ def submit(
         sizes = upstream.SIZES.load().simulation_config_from_json(simulated)
         request.override_federation_config.CopyFrom(sizes)
     else:
-        check_not_expired(folder.certificates / "server.pem")  # otherwise no party could connect
+        # otherwise no party could connect to the run's session
+        check_not_expired(folder.certificates / "server.pem")
     config: dict[str, bool | float | int | str] = {"mode": mode, "run": run, **(extra or {})}
     config["overrides"] = json.dumps(list(overrides))
     for name, value in messages.user_config_to_proto(config).items():
@@ -319,19 +327,21 @@ def submit(
 
 
 def wait_for_superlink(folder: LabelFolder, patience_s: float, say: Callable[[str], None]) -> None:
-    """Wait for a SuperLink that starts late; a command that starts it has its own time limit.
+    """Wait until the SuperLink runs, if another command is starting it or may start it soon.
 
     Args:
         folder: folder of the label party.
-        patience_s: time limit while no command is starting the SuperLink.
-        say: function that receives one line, which says what the caller waits for, and how long.
+        patience_s: time limit in seconds while no command is starting the SuperLink; a command that
+            starts it has its own time limit.
+        say: function that is called with one line: the reason and the length of the wait.
 
     Raises:
-        LostPeerError: no SuperLink runs, and no SuperLink starts in time.
+        LostPeerError: no SuperLink runs, and no command starts one in time.
     """
     said, deadline = "", time.monotonic() + patience_s
     while True:
-        # Read before the check: a command that starts the SuperLink ends when it is ready.
+        # Read the lock before the check, because the starting command releases it when the
+        # SuperLink is ready.
         starts = worker_of(folder.state) is not None
         try:
             return _check_superlink(folder)
@@ -349,7 +359,7 @@ def wait_for_superlink(folder: LabelFolder, patience_s: float, say: Callable[[st
 
 
 def connected(folder: LabelFolder) -> dict[str, bool]:
-    """Return for each party whether its SuperNode is online.
+    """Return, for each party, whether its SuperNode is online.
 
     Raises:
         LostPeerError: no SuperLink runs.
@@ -368,18 +378,19 @@ def run_state(folder: LabelFolder, run_id: int) -> str:
 
 
 def run_log(folder: LabelFolder, run_id: int) -> str:
-    """Return the log output of a run's ServerApp, the label party's program."""
+    """Return the log output of a run's ServerApp, which is the label party's program."""
     messages = upstream.CONTROL_MESSAGES.load()
     request = messages.StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
     return str(_ask(folder, "StreamLogs", request).log_output)
 
 
 def _ask(folder: LabelFolder, what: str, request: Any) -> Any:
-    """Send a request to the Control API of the folder's SuperLink; return the first answer.
+    """Send a request to the Control API of a label party's SuperLink; return the first answer.
 
     Raises:
-        LostPeerError: the SuperLink of this folder does not run.
-        PeerFailedError: the SuperLink refuses the request; the error contains the SuperLink's text.
+        LostPeerError: the SuperLink of this label party does not run.
+        PeerFailedError: the SuperLink refuses the request; the error contains the SuperLink's
+            reason.
     """
     import httpx
 
@@ -400,10 +411,10 @@ def _ask(folder: LabelFolder, what: str, request: Any) -> Any:
 
 
 def _check_superlink(folder: LabelFolder) -> None:
-    """Check that the SuperLink of this folder runs, before any secret is sent to it.
+    """Check that the label party's SuperLink runs, before a request with a secret is sent.
 
     Raises:
-        LostPeerError: the SuperLink does not run.
+        LostPeerError: the SuperLink of this label party does not run.
     """
     api = programs.local_api(folder.state)
     try:

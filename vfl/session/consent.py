@@ -1,15 +1,16 @@
-"""Check a session's terms against a party's own limits, and limit the size of every frame.
+"""Check a session's terms against the limits that a party's own file sets, and limit frame sizes.
 
 Both parties compute the largest size of a frame: the codec, the width and the largest number of
-rows in an exchange determine the size of a cut, its gradient or a message of a secure mode. A
-larger frame is refused after its header, before memory is allocated.
+rows in an exchange determine the size of a cut, its gradient or a message of a secure mode. If a
+frame is larger, the receiver refuses it after reading its header, before memory is allocated.
 
-W is the width of a cut, R the number of rows of a training batch, and Q the number of rows of a
-query (at most 1,024). f is the number of feature parties; n also counts a dealer. C is the number
-of columns of a party's shared layer, and C' the number of columns of the layer that another party
-shares with this party; both include one column for the offset. The table gives the largest payloads
-in bytes: before the semicolon those sent to the label party, after the semicolon those sent by the
-label party. Frames of other kinds carry no payload, and no frame exceeds 512 MiB:
+W is the width of a cut: the number of cut-layer activations of a row. R is the number of rows of a
+training batch, and Q the number of rows of a query (at most 1,024). f is the number of feature
+parties; n is f plus the number of dealers (0 or 1). C is the number of columns of a party's secret-
+shared layer, and C' the number of columns of the layer that another party shares with this party;
+both include one column for the bias. The table gives the largest payloads in bytes: before the
+semicolon those sent to the label party, after the semicolon those sent by the label party. Frames
+of other kinds must have an empty payload, and no frame exceeds 512 MiB:
 
     cut; gradient              the codec's largest payload for R W; the same
     query; answer              the codec's largest payload for Q W; 1
@@ -26,10 +27,10 @@ label party. Frames of other kinds carry no payload, and no frame exceeds 512 Mi
     last report (DONE)         1,024; 0
     error, ends the link       65,536; 65,536
 
-Openings of a query have Q in place of R. Let w = train.in_flight + 3. Let T be the largest frame to
-the label party and F the largest frame from it, in bytes. The label party then buffers at most w (T
-+ 16) + 65,552 + w (F + 16) bytes for one party; ``vfl check`` prints this number
-(held_bytes_per_party).
+For openings (of shares) in a query, Q replaces R. Let w = train.in_flight + 3, the largest number
+of unread frames. Let T be the size in bytes of the largest frame to the label party, and F the size
+of the largest frame from the label party. For one party, the label party then buffers at most w (T
++ 16) + 65,552 + w (F + 16) bytes; ``vfl check`` prints this number (held_bytes_per_party).
 """
 
 from __future__ import annotations
@@ -67,38 +68,40 @@ from vfl.transport.handshake import ANSWER_LIMIT_BYTES
 from vfl.transport.link import LinkLimits
 from vfl.transport.pairs import OFFER_BYTES, TAG_BYTES
 
-#: A text for what the session requests, and a text for the party's limit that the request exceeds.
+#: Two texts: the session's request, and the limit of the party that this request exceeds.
 Difference = tuple[str, str]
 
-#: Size of the label party's answer to a query; only one such byte per epoch carries information,
-#: namely the verdict of early stopping.
+#: Size of the label party's answer to a query in bytes; only one such byte per epoch carries
+#: information, the decision of early stopping.
 _ANSWER_BYTES = 1
-#: Largest piece of an alignment's message, in bytes.
+#: Largest piece of an alignment message, in bytes.
 PIECE_LIMIT_BYTES = 2**18
-#: Number of temporary values that a codec, or noise on a cut, stores for each value of the cut.
+#: Number of temporary values that a codec, or the addition of noise to a cut, needs for each value
+#: of the cut.
 _NUMBERS_A_VALUE = 32
-#: Number of values that a defense's `fit` stores for each trained parameter: two of the optimiser
+#: Number of values that a defense's `fit` stores for each trained parameter: two for the optimiser
 #: Adam, and a temporary one.
 _FIT_COPIES = 3
-#: Number of float32 values that DP-SGD takes for each parameter: a sum, and noise in float64.
+#: Number of float32 values whose memory DP-SGD needs for each parameter: a sum of gradients, and
+#: noise in float64.
 _DP_COPIES = 6
 #: Tolerated rounding error when noise is computed from epsilon, or epsilon from noise.
 _ROUNDING = 1e-6
-#: Kinds of frames in a training exchange, and kinds of frames in a query.
+#: Kinds of frames in a training exchange (first tuple), and in a query (second tuple).
 _TRAINING = (Kind.CUT, Kind.GRAD, Kind.OPENING)
 _ASKING = (Kind.QUERY, Kind.ACK, Kind.QUERY_OPENING)
 
 
 def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None = None) -> int:
-    """Return the most bytes that a party sends and receives in a session on these terms.
+    """Return the most bytes that a party sends and receives together in a session with these terms.
 
     Args:
         terms: the agreed terms.
         party: name of the party.
         split: split of the rows.
-        shared: layers that the party shares, if the first layers are secret-shared; otherwise None.
+        shared: first layers that the party secret-shares; None if the secure mode shares no layers.
     """
-    if shared is not None:  # and 1 byte for the answer to a query
+    if shared is not None:  # and the answer to a query has 1 byte
         exchanges = rules.schedule(terms, split)
         return sum(shared.wire_bytes(len(one.rows), one.trains) + 1 for one in exchanges)
     codec = compression.make(terms.codec)
@@ -112,11 +115,11 @@ def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None
 
 
 def dealt_bytes(terms: Terms, layers: Iterable[Layers], split: Split) -> int:
-    """Return the bytes that a third party sends and receives as a dealer; 0 without a dealer.
+    """Return the bytes that a dealer (a third party) sends and receives; 0 without a dealer.
 
     Args:
         terms: the agreed terms.
-        layers: layers of every feature party.
+        layers: secret-shared layers of every feature party.
         split: split of the rows.
     """
     if rules.dealer(terms) is None:
@@ -137,23 +140,23 @@ def check_consent(
     own_bottom: bool = False,
     unaligned: int = 0,
 ) -> None:
-    """Refuse a session that asks for more than the party allows.
+    """Refuse a session that requests more than the party's own file allows.
 
     Args:
         terms: terms of the requested session.
         party: the party whose consent is checked.
         consent: limits in the party's own configuration file.
         split: split of the rows.
-        shared: layers that the party shares, if the first layers are secret-shared; otherwise None.
-            A party first knows only its own layer; it checks again after it has received the axes
-            of the layer that another party shares with it.
-        row_shape: axes of one of the party's rows; None if the party's model was already counted.
-            If first layers are shared, the count includes the party's share of its own layer, and
-            its share of another party's layer once `shared` gives the size.
-        own_bottom: whether the party's own configuration file names its bottom, whose size is then
-            not limited; layers that the defense and the codec add are still counted.
-        unaligned: number of the party's rows that no session uses; a defense's `fit` also reads
-            these rows.
+        shared: first layers that the party secret-shares; None if the secure mode shares no layers.
+            A party first knows only its own layer; it calls this function again after it has
+            received the size of the layer that another party shares with it.
+        row_shape: axes of one of the party's rows; None if the party's model was already counted in
+            an earlier call. With secret-shared first layers, the count includes the party's share
+            of its own layer, and, once `shared` gives the size, its share of another party's layer.
+        own_bottom: whether the party's own configuration file names its bottom model, whose size is
+            then not limited; the layers that the defense and the codec add are still counted.
+        unaligned: number of the party's unaligned rows, which no session uses; a defense's `fit`
+            also reads these rows.
 
     Raises:
         ConsentError: the session exceeds the party's limits; the error lists every difference.
@@ -161,7 +164,8 @@ def check_consent(
     """
     _check_ranges(terms, party, consent)
     differences = list(_differences(terms, party, consent, split, shared))
-    if not differences and row_shape is not None:  # counting is cheap only within the limits
+    # an exact count is cheap only for sizes within the limits
+    if not differences and row_shape is not None:
         differences = list(
             _of_model(terms, party, consent, split, row_shape, own_bottom, unaligned)
         )
@@ -170,10 +174,10 @@ def check_consent(
 
 
 def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
-    """Refuse a session that asks a dealer for more than it allows.
+    """Refuse a session that requests more from a dealer than the dealer's own file allows.
 
-    The number of bytes is unknown before dealing, so the dealer compares its bytes with the limit
-    while it sends.
+    The number of bytes is unknown before the dealer sends, so the dealer compares its bytes with
+    the limit while it sends.
 
     Raises:
         ConsentError: the error lists every request that exceeds a limit.
@@ -184,10 +188,10 @@ def check_dealers_consent(terms: Terms, party: str, consent: Consent) -> None:
 
 
 def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Split) -> None:
-    """Refuse a session that asks a middle party for more than it allows.
+    """Refuse a session that requests more from a middle party than this party's own file allows.
 
-    The middle model is counted like a bottom whose inputs are the concatenated cuts of all feature
-    parties.
+    Memory and parameters of the middle model are counted like those of a bottom model whose inputs
+    are the concatenated cuts of all feature parties.
 
     Raises:
         ConsentError: the error lists every request that exceeds a limit.
@@ -209,14 +213,14 @@ def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Spl
 def check_tasks_consent(
     terms: Terms, party: str, consent: Consent, split: Split, outputs: int
 ) -> None:
-    """Refuse a session that asks a further label party for more than it allows.
+    """Refuse a session that requests more from a further label party than this party's file allows.
 
     Args:
         terms: terms of the requested session.
         party: the party whose consent is checked.
         consent: limits in the party's own configuration file.
         split: split of the rows.
-        outputs: number of outputs of that party's top.
+        outputs: number of outputs of the further label party's top model.
 
     Raises:
         ConsentError: the error lists every request that exceeds a limit.
@@ -229,7 +233,7 @@ def check_tasks_consent(
         *_version(terms, consent),
     ]
     found += [*_of_plugins(terms, consent), *_of_rows(split, consent)]
-    _refuse(party, found)  # counting is cheap only within the limits
+    _refuse(party, found)  # an exact count is cheap only for sizes within the limits
     needed = sum(expected_bytes(terms, name, split) for name in terms.feature_parties)
     found += _above(consent, "max_bytes", needed, f"up to {needed} bytes")
     top, rows, mine = terms.tasks[party].top, most_rows(terms, split), terms.at_label(party)
@@ -250,7 +254,7 @@ def check_tasks_consent(
 
 
 def _of_merger(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str, str]]:
-    """Yield limits that a merger with trained weights exceeds at the party that merges cuts."""
+    """Yield exceeded limits of a trained merger, at the party that merges the cuts."""
     recipe, widths = models.make_merger(terms.merge), terms.widths
     whole, width = (sum(widths),), recipe.width(widths)
     counted = footprint(_Merging(recipe, widths), whole, width, batch_size=max(2, rows))
@@ -264,7 +268,7 @@ def _of_merger(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str,
 
 
 class _Merging(Bottom):
-    """Wraps a merger to count it like a bottom; the bottom's inputs are all concatenated cuts."""
+    """Wraps a merger (which combines all cuts), so that `footprint` counts it like a bottom."""
 
     def __init__(self, recipe: Merger, widths: Sequence[int]) -> None:
         self._recipe, self._widths = recipe, widths
@@ -275,7 +279,7 @@ class _Merging(Bottom):
 
 
 class _Top(Bottom):
-    """Wraps a top model to count it like a bottom."""
+    """Wraps a top model so that `footprint` counts it like a bottom model."""
 
     def __init__(self, spec: str) -> None:
         self._spec = spec
@@ -285,16 +289,16 @@ class _Top(Bottom):
 
 
 def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
-    """Refuse an alignment that asks for more than a party allows.
+    """Refuse an alignment that requests more than a party's own file allows.
 
-    Sizes are checked later, while the alignment runs.
+    The numbers of ids are checked later, while the alignment runs.
 
     Raises:
         ConsentError: the error lists every request that exceeds a limit.
     """
     _check_ranges(terms, party, consent)
     found = [*_of_any_party(terms, party, consent), *_version(terms, consent)]
-    if party != terms.label_party:  # the label party itself asks for the alignment
+    if party != terms.label_party:  # the label party requests the alignment itself
         found += _outside("missing_rows", terms.missing_rows, consent.missing_rows)
         if isinstance(terms, AlignTerms) and PROTOCOLS.make(terms.protocol).reuse:
             reuse = consent.reuse_alignment_keys
@@ -305,15 +309,15 @@ def check_alignment(terms: Terms, party: str, consent: Consent) -> None:
 
 
 def check_explained(terms: Terms, consent: Consent | None = None) -> None:
-    """Refuse to explain columns if the model or the label party's consent does not allow it.
+    """Refuse to explain columns if the model, or the label party's file, does not allow this.
 
     Args:
         terms: terms of the requested session.
-        consent: limits in the label party's own configuration file; None if all parties run in one
-            process.
+        consent: limits in the label party's own configuration file; None if one process runs all
+            parties.
 
     Raises:
-        ConfigError: the contributions of single columns cannot be computed for this model.
+        ConfigError: the contribution of each column cannot be computed for this model.
         ConsentError: the label party's file does not name a party whose columns would be explained.
     """
     if terms.explained and not secure_mode.make(terms.secure).explains_columns:
@@ -340,50 +344,54 @@ def check_explained(terms: Terms, consent: Consent | None = None) -> None:
 def check_layers(
     terms: Terms, party: str, consent: Consent, split: Split | None, layers: Layers
 ) -> None:
-    """Refuse to hold shares of first layers that are too large, once the layers' sizes are known.
+    """Refuse secret-shared first layers that are too large, as soon as the layers' sizes are known.
 
     Raises:
         ConsentError: the error lists every request that exceeds a limit.
     """
     found = list(_of_layers(terms, consent, split, layers))
-    if secure_mode.make(terms.secure).divides_rows:  # rows were not counted before
+    if secure_mode.make(terms.secure).divides_rows:  # an earlier call counted no rows
         found += _of_privacy(terms, consent, getattr(layers, "training_rows", 0))
     _refuse(party, found)
 
 
 def check_rows(party: str, rows: int, consent: Consent) -> None:
-    """Refuse more rows than a party allows, if the party receives only the number of rows.
+    """Refuse more rows than the party's own file allows.
+
+    For a party that receives only their number.
 
     Raises:
-        ConsentError: a number of rows exceeds the party's limit; the error states both.
+        ConsentError: the number of rows exceeds the party's limit; the error states both numbers.
     """
     _refuse(party, list(_above(consent, "max_rows", rows, f"{rows} rows")))
 
 
 def check_spent(party: str, spent_bytes: int, most_bytes: int) -> None:
-    """Refuse to continue when a party has sent and received more bytes than it allows.
+    """Refuse to continue if a party has sent and received more bytes than its file allows.
 
     Raises:
-        ConsentError: the number of bytes exceeds the party's limit; the error states both.
+        ConsentError: the number of bytes exceeds the party's limit; the error states both numbers.
     """
     if spent_bytes > most_bytes:
         raise ConsentError(
             f"party '{party}' does not consent to continue",
             got=f"{spent_bytes} bytes sent and received",
             want=f"bytes <= {most_bytes}",
-            fix="a shorter session, or a larger max_bytes in the [consent] of its own file",
+            fix="run a shorter session, or set a larger max_bytes in the [consent] of the party's "
+            "own file",
         )
 
 
 def check_ranks(party: PartyFile, terms: Terms, split: Split, asked: int) -> None:
-    """Refuse a session with more ranks than a party allows, or with settings that exclude ranks.
+    """Refuse a session with more ranks than a party runs, or with settings that exclude ranks.
 
-    An honest label party makes the same check before it sends a request.
+    An honest label party makes the same check before it invites the party.
 
     Raises:
-        ConsentError: the session has too many ranks, or a setting that excludes several ranks; the
-            error names it.
-        ConfigError: the party records a trace, which would contain the frames of rank 0 only.
+        ConsentError: the session has too many ranks, or a setting that is impossible with several
+            ranks; the error names it.
+        ConfigError: the party is set to record a trace, which would contain only the frames of rank
+            0.
     """
     if asked == 1:
         return
@@ -398,10 +406,11 @@ def check_ranks(party: PartyFile, terms: Terms, split: Split, asked: int) -> Non
     refuse_trace(party, asked)
     if asked > (own := party.ranks):
         raise ConsentError(
-            f"party '{party.party}' does not run that many ranks",
+            f"party '{party.party}' runs fewer ranks than the session needs",
             got=f"{asked} ranks",
             want=f"at most {own}",
-            fix=f"vfl up party.toml --ranks {asked} there, or fewer at the label party",
+            fix=f"run vfl up party.toml --ranks {asked} at that party, or set fewer ranks at the "
+            "label party",
         )
 
 
@@ -409,7 +418,7 @@ def refuse_trace(party: PartyFile, asked: int) -> None:
     """Refuse to record a trace of a session in which the party runs several ranks.
 
     Raises:
-        ConfigError: a trace would contain the frames of rank 0 only.
+        ConfigError: the trace would contain the frames of rank 0 only.
     """
     if asked > 1 and party.trace.enabled:
         raise ConfigError(
@@ -421,10 +430,11 @@ def refuse_trace(party: PartyFile, asked: int) -> None:
 
 
 def _check_ranges(terms: Terms, party: str, consent: Consent) -> None:
-    """Refuse settings outside the party's limits, before a computation uses their values.
+    """Refuse settings outside the party's ranges, before any computation uses their values.
 
     Raises:
-        ConsentError: a setting is outside the party's limits; the error lists every such setting.
+        ConsentError: a setting is outside the range that the party accepts; the error lists every
+            such setting.
         ConfigError: see `vfl.session.ranges.ranges_of`.
     """
     _refuse(party, list(out_of_range(terms, consent)))
@@ -444,7 +454,7 @@ def _differences(
     terms: Terms, party: str, consent: Consent, split: Split, shared: Layers | None
 ) -> Iterator[Difference]:
     yield from _of_any_party(terms, party, consent)
-    # Consent to disclose to the label party which of its rows this party has.
+    # Check consent to disclose to the label party which of the aligned rows this party has.
     yield from _outside("missing_rows", terms.missing_rows, consent.missing_rows)
     if branched := [name for name, one in terms.parties.items() if one.branches > 1]:
         yield (
@@ -453,11 +463,14 @@ def _differences(
         )
     if more := [name for name in terms.tasks if name not in consent.label_parties]:
         allowed = ", ".join(consent.label_parties) or "none"
-        wanted = f"label parties beside '{terms.label_party}': {', '.join(more)}"
+        wanted = f"label parties in addition to '{terms.label_party}': {', '.join(more)}"
         yield wanted, f"further label parties: {allowed}"
     if terms.middle is not None and terms.middle.party not in consent.middle:
         allowed = ", ".join(consent.middle) or "no party"
-        yield f"cuts for '{terms.middle.party}' in the middle", f"cuts for {allowed} in the middle"
+        yield (
+            f"cuts for the middle party '{terms.middle.party}'",
+            f"cuts for the middle party {allowed}",
+        )
     yield from _of_plugins(terms, consent)
     width, behind = terms.parties[party].width, ""
     if width <= consent.max_width:
@@ -468,7 +481,8 @@ def _differences(
     yield from _of_rows(split, consent)
     too_long = _epochs(terms, consent)
     yield from too_long
-    whole = secure_mode.make(terms.secure).whole_network  # this party counts bytes while it sends
+    # in this mode the party counts bytes while it sends
+    whole = secure_mode.make(terms.secure).whole_network
     if not too_long and width <= consent.max_width and not whole:
         needed = expected_bytes(terms, party, split, shared)
         yield from _above(consent, "max_bytes", needed, f"up to {needed} bytes")
@@ -479,7 +493,7 @@ def _differences(
 
 
 def _of_privacy(terms: Terms, consent: Consent, rows: int) -> Iterator[Difference]:
-    """Check that trained models have at least the privacy that the party's file requires."""
+    """Check that [dp] gives at least the privacy that the party's own file requires."""
     noise, epsilon = consent.min_dp_noise, consent.max_dp_epsilon
     if terms.mode != "train" or noise is epsilon is None:
         return
@@ -506,7 +520,7 @@ def _of_model(
     own_bottom: bool,
     unaligned: int,
 ) -> Iterator[Difference]:
-    """Check the memory and compute of a requested model; they are counted before it is built."""
+    """Check memory and parameters of a requested model; they are counted before it is built."""
     asked, train, rows = terms.parties[party], terms.train, most_rows(terms, split)
     codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
     fitted = FIT_ROWS if defense.fit_epochs else 0
@@ -537,8 +551,8 @@ def _of_model(
         batch = counted.training_bytes(copies, train.in_flight)
         batch += _value_bytes(rows[Kind.CUT] * width)
         batch += defense.working_bytes(rows[Kind.CUT], columns, width)
-        if defenses.uses(defense, "fit"):  # `fit` gets a copy of all rows
-            copies = 2 if unaligned else 1  # a second copy has the unaligned rows appended
+        if defenses.uses(defense, "fit"):  # `fit` receives a copy of all rows
+            copies = 2 if unaligned else 1  # one more copy, with the unaligned rows at its end
             batch += 4 * (copies * len(split.train) + unaligned) * columns
         needed = max(needed, batch)
     memory = f"about {needed} bytes of memory for {model}"
@@ -546,9 +560,10 @@ def _of_model(
 
 
 def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
-    """Return the party's shared layer, or None; the columns of other parties are still unknown.
+    """Return the party's secret-shared layer, or None.
 
-    The layer has a column of ones in addition to the party's columns.
+    The columns of other parties are unknown yet. The layer has a column of ones in addition to the
+    party's columns.
     """
     columns = dict.fromkeys(terms.feature_parties, 0) | {party: math.prod(row_shape) + 1}
     mode, width = secure_mode.make(terms.secure), terms.parties[party].width
@@ -559,7 +574,7 @@ def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
 def _of_layers(
     terms: Terms, consent: Consent, split: Split | None, shared: Layers | None
 ) -> Iterator[Difference]:
-    """Count the memory for the ring elements of shared layers, and for one exchange of shares."""
+    """Check the memory for secret-shared layers, and for one exchange of shares."""
     if shared is None:
         return
     held, needed = shared.parameters, shared.memory_bytes(max(most_rows(terms, split).values()))
@@ -573,7 +588,7 @@ def _value_bytes(values: int) -> int:
 
 
 class _Given(Bottom):
-    """Placeholder for a bottom from the party's own file; it allocates only the bottom's output."""
+    """Placeholder for a bottom model from the party's own file; only its output is allocated."""
 
     def build(self, shape: Shape, width: int) -> nn.Module:
         return _Outputs(width)
@@ -585,21 +600,25 @@ class _Outputs(nn.Module):
         self.width = width
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return zeros, axes (rows, width)."""
+        """Return zeros in place of a cut, axes (rows, width)."""
         return inputs.new_zeros(len(inputs), self.width)
 
 
 def _epochs(terms: Terms, consent: Consent) -> list[Difference]:
-    """Check the number of epochs of the training, and of the training in a defense's `fit`."""
+    """Check the number of epochs of the training, plus those of a defense's earlier `fit`."""
     if terms.mode != "train":
         return []
     training, before = terms.train.epochs, defenses.make(terms.defense).fit_epochs
-    more = f" and {before} before them, of defense {terms.defense}" if before else ""
+    more = (
+        f" and {before} epochs before the training, in the fit of defense {terms.defense}"
+        if before
+        else ""
+    )
     return list(_above(consent, "max_epochs", training + before, f"epochs {training}{more}"))
 
 
 def _of_any_party(terms: Terms, party: str, consent: Consent) -> Iterator[Difference]:
-    """Yield exceeded limits that apply to every party, with columns or without."""
+    """Yield exceeded limits that exist for every party, with columns or without."""
     everybody = dict.fromkeys([*rules.peers(terms), *terms.tasks, terms.label_party])
     for name in everybody:
         if name != party and not any(fnmatchcase(name, one) for one in consent.members):
@@ -622,7 +641,7 @@ def _of_any_party(terms: Terms, party: str, consent: Consent) -> Iterator[Differ
 
 
 def _of_plugins(terms: Terms, consent: Consent) -> Iterator[Difference]:
-    """Check the codec, and every defense in a chain of defenses."""
+    """Check that the party accepts the codec, and every defense in a chain of defenses."""
     yield from _outside("codec", terms.codec, consent.codecs)
     for defense in parts(terms.defense):
         yield from _outside("defense", defense, consent.defenses)
@@ -634,9 +653,9 @@ def _of_rows(split: Split, consent: Consent) -> Iterator[Difference]:
 
 
 def _company(terms: Terms, consent: Consent) -> Iterator[Difference]:
-    """Check how many parties' cuts are summed: a sum of few cuts discloses more of each cut."""
+    """Check how many cuts are summed, because a sum of few cuts discloses more about each cut."""
     present, least = terms.feature_parties, consent.min_parties
-    if least is None:  # with a dealer, the label party receives no single cut
+    if least is None:  # with a dealer, the label party learns no single cut
         least = 2 if rules.dealer(terms) is None else 1
     if len(present) < least:
         yield f"{len(present)} feature parties", f"at least {least} in a secure mode"
@@ -652,13 +671,13 @@ def _version(terms: Terms, consent: Consent) -> Iterator[Difference]:
 
 
 def _outside(setting: str, asked: str, allowed: Sequence[str]) -> Iterator[Difference]:
-    """Yield a difference if a value matches none of the party's patterns."""
+    """Yield a difference if none of the party's patterns matches the value of a setting."""
     if not any(fnmatchcase(asked, pattern) for pattern in allowed):
         yield f"{setting} {asked or 'not named'}", f"{setting} in {', '.join(allowed)}"
 
 
 def _above(consent: Consent, limit: str, number: int, asked: str) -> Iterator[Difference]:
-    """Yield a difference if a number exceeds one of the party's limits."""
+    """Yield a difference if a number exceeds the party's limit of this name."""
     most = getattr(consent, limit)
     if number > most:
         yield asked, f"{limit.removeprefix('max_')} <= {most}"
@@ -669,7 +688,7 @@ def most_rows(terms: Terms, split: Split | None) -> dict[Kind, int]:
 
     Args:
         terms: the agreed terms.
-        split: split of the rows; None for a dealer, which has no rows.
+        split: split of the rows; None at a dealer, which has no rows.
     """
     train, asked = terms.train.batch_size, QUERY_ROWS
     if split is not None:
@@ -686,15 +705,16 @@ def frame_limits(
     split: Split | None,
     layers: Mapping[str, Layers] | None = None,
 ) -> LinkLimits:
-    """Return the largest payloads on the stream between the label party and another party.
+    """Return the largest payloads in bytes on the stream between the label party and another party.
 
     Args:
         terms: the agreed terms.
-        party: name of the party at the other end: a feature party or a dealer.
+        party: name of the other party: a feature party or a dealer.
         split: split of the rows; None at a dealer, which does not receive the row numbers.
-        layers: layers that each party secret-shares, if the first layers are secret-shared. A
-            feature party knows only its own layers. Until a feature party receives the other
-            parties' layers, only frames that precede these layers may pass.
+        layers: first layers that each party secret-shares; None if the secure mode shares no
+            layers. A feature party knows only its own layers. Until a feature party has received
+            the other parties' layers, only the kinds of frames that come before these layers are
+            allowed.
     """
     if terms.mode == "align":
         pieces = {Kind.PROTOCOL: PIECE_LIMIT_BYTES, Kind.ERROR: ANSWER_LIMIT_BYTES}
@@ -715,7 +735,7 @@ def frame_limits(
 
 
 def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkLimits]:
-    """Return the largest payloads of a party's links, if the label party relays sealed cuts.
+    """Return the largest payloads on a party's links, if the label party relays encrypted cuts.
 
     Args:
         terms: the agreed terms, which name the receivers of cuts.
@@ -723,7 +743,7 @@ def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkL
         split: split of the rows.
 
     Returns:
-        Limits of each link; the link to the label party comes first.
+        Limits of each link; the link to the label party is the first one.
     """
     middle = terms.middle
     rows = most_rows(terms, split)
@@ -734,7 +754,8 @@ def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkL
         width = codec.wire_width(width)
         forward = {kind: codec.payload_limit(count, width) + more for kind, count in rows.items()}
         back = {Kind.GRAD: forward[Kind.CUT], Kind.ACK: _ANSWER_BYTES + more}
-        if terms.mode == "serve":  # a middle party also forwards a refusal with the party's name
+        # a middle party also forwards a refusal, followed by the refusing party's name
+        if terms.mode == "serve":
             longest = max(len(name.encode()) for name in terms.feature_parties)
             forward[Kind.REFUSAL] = REFUSAL_BYTES + more + (0 if more else longest)
             back = {Kind.ASK: ROW_BYTES * rows[Kind.QUERY] + more, Kind.DONE: more}
@@ -759,7 +780,7 @@ def limits_of_links(terms: Terms, party: str, split: Split | None) -> list[LinkL
 
 
 def _largest(limits: Iterable[Mapping[Kind, int]]) -> dict[Kind, int]:
-    """Return the largest limit of each kind of frame."""
+    """Return, for each kind of frame, the largest of several limits."""
     most: dict[Kind, int] = {}
     for kind, size in (pair for one in limits for pair in one.items()):
         most[kind] = max(size, most.get(kind, 0))
@@ -767,12 +788,12 @@ def _largest(limits: Iterable[Mapping[Kind, int]]) -> dict[Kind, int]:
 
 
 def most_of_an_epoch(terms: Terms, split: Split, limits: Sequence[LinkLimits]) -> Spent:
-    """Return the most bytes of one epoch's exchanges, or of a whole session without training.
+    """Return the most bytes of one epoch's exchanges, or of all exchanges without training.
 
     Args:
         terms: the agreed terms.
         split: split of the rows.
-        limits: limits of the party's streams.
+        limits: limits of all the party's streams.
     """
     asked = [split.test]
     trains = 0
@@ -783,7 +804,8 @@ def most_of_an_epoch(terms: Terms, split: Split, limits: Sequence[LinkLimits]) -
             trains = plan.a_epoch
     queries = sum(math.ceil(len(rows) / QUERY_ROWS) for rows in asked)
     trained = len(split.train)
-    if terms.dp is not None:  # a Poisson batch exceeds this number of rows with probability e^-70
+    # a Poisson-sampled batch exceeds this number of rows with probability e^-70
+    if terms.dp is not None:
         trained += math.ceil(12 * math.sqrt(trained)) + 60
     rows = sum(map(len, asked)) + (trained if trains else 0)
 

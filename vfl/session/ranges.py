@@ -1,10 +1,10 @@
-"""Numbers in a session's terms, and the range in which a party accepts each of them.
+"""The numbers in a session's terms, and the range of values that a party accepts for each number.
 
 Another party chooses the terms, so every number in them has a range: the range in the schema of the
-terms, or a narrower range in `USUAL`. `[consent.ranges]` of the party's own configuration file may
-set another range. Each number in the options of a plug-in, such as ``clipped_noise:norm=4``, has
-the range that the plug-in's constructor accepts; the party's file may name the option and set a
-narrower range.
+terms, or a narrower range in `USUAL`. `[consent.ranges]` in the party's own configuration file may
+set another range for a number. A number in the options of a plug-in, such as
+``clipped_noise:norm=4``, has the range that the plug-in's constructor accepts; the party's file may
+set a narrower range under the option's name.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from vfl.session.terms import AlignTerms, Terms
 
 Range = tuple[float, float]
 
-#: Accepted ranges that are narrower than those of the schema; the party's own configuration file
-#: may set other ranges.
+#: Accepted ranges that are narrower than the ranges of the schema; the party's own configuration
+#: file may set other ranges.
 USUAL: Mapping[str, Range] = {
     "train.learning_rate": (0, 10),
     "train.momentum": (0, 0.999),
@@ -41,9 +41,10 @@ USUAL: Mapping[str, Range] = {
     "dp.clip": (1e-4, 1e4),
     "dp.clips": (1e-4, 1e4),
 }
-#: Accepted ranges of numbers that are computed from several settings, because each of these
-#: settings may be within its own range. The number here is the share of every weight that weight
-#: decay removes in the steps of one exchange. A large share would erase a bottom after a few steps.
+#: Accepted ranges of quantities that are computed from several settings: each setting may be within
+#: its own range although the quantity is too large. The only quantity here is the fraction of every
+#: weight that weight decay removes in the steps of one exchange. If this fraction were large,
+#: weight decay would erase a bottom model after a few steps.
 DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
     "train.decay_of_a_step": (
         (0, 0.01),
@@ -54,17 +55,18 @@ DERIVED: Mapping[str, tuple[Range, Callable[[Terms], float]]] = {
         ),
     ),
 }
-#: Numbers that have a separate setting in [consent] instead of a range, because that setting counts
-#: other numbers too.
+#: Numbers that a separate setting of [consent] limits, instead of a range; that setting also counts
+#: other numbers.
 NAMED: Mapping[str, str] = {
     "train.epochs": "max_epochs",
     "train.batch_size": "max_batch_size",
     "parties.width": "max_width",
 }
-#: Prefixes of settings that only a training uses; in an alignment these settings have their
-#: defaults.
+#: Prefixes of settings that only a training uses; in the terms of an alignment, these settings have
+#: their defaults.
 _OF_TRAINING = ("train.", "dp.")
-#: Families of plug-ins whose options occur in terms; the keys are the first part of a range's name.
+#: Families of plug-ins whose options occur in terms; each key is the first part of the names of the
+#: options' ranges.
 FAMILIES: Mapping[str, Registry[Any]] = {
     "codec": CODECS,
     "defense": DEFENSES,
@@ -79,22 +81,22 @@ FAMILIES: Mapping[str, Registry[Any]] = {
 
 
 def _decay(train: TrainSettings) -> float:
-    """Return the share by which weight decay shrinks a weight, per unit of learning rate.
+    """Return the fraction of a weight that weight decay removes per unit of learning rate.
 
-    The optimiser "asgd" has a separate option for this share.
+    For the optimiser "asgd", a separate option sets this fraction.
     """
     return max(train.weight_decay, abs(OPTIMIZERS.numbers(train.optimizer).get("asgd.lambd", 0)))
 
 
 class _Steps(NamedTuple):
-    """Learning rate and momentum in one epoch."""
+    """Learning rate and momentum of the optimiser in one epoch."""
 
     rate: float
     momentum: float
 
 
 def _steps(terms: Terms) -> set[_Steps]:
-    """Return the learning rates and momenta of all epochs."""
+    """Return all pairs of learning rate and momentum that occur in the training's epochs."""
     train = terms.train
     how, epochs = Optimization(train), 1 if train.schedule == NO_SCHEDULE else train.epochs
     return {_Steps(how.rate(epoch), how.momentum(epoch)) for epoch in range(1, epochs + 1)}
@@ -102,12 +104,12 @@ def _steps(terms: Terms) -> set[_Steps]:
 
 @cache
 def schema_ranges(model: type[Settings], prefix: str = "") -> dict[str, Range]:
-    """Return the ranges of a schema's numbers, as bounds by dotted name of the number.
+    """Return the range of each number in a schema, by the number's dotted name.
 
-    Names of parties are left out: ``parties.width`` is the width of each party.
+    Names of parties are left out: The name ``parties.width`` stands for the width of each party.
 
     Raises:
-        TypeError: a number has no lower or no upper bound.
+        TypeError: the schema gives a number no lower bound or no upper bound.
     """
     schema = model.model_json_schema()
     return dict(_bounds(schema, schema.get("$defs", {}), prefix))
@@ -122,7 +124,9 @@ def _bounds(
         least = node.get("minimum", node.get("exclusiveMinimum"))
         most = node.get("maximum", node.get("exclusiveMaximum"))
         if least is None or most is None:
-            raise TypeError(f"{name} is a number, and its schema does not bound it on both sides")
+            raise TypeError(
+                f"{name} is a number, but its schema does not set both a lower and an upper bound"
+            )
         yield name, (least, most)
     for inside, content in node.get("properties", {}).items():
         yield from _bounds(content, models, f"{name}.{inside}" if name else inside)
@@ -135,14 +139,14 @@ def _bounds(
 
 @cache
 def schemas_of_products() -> dict[str, type[Settings]]:
-    """Return the schemas of the products' requests, by the prefix of the names of their numbers."""
+    """Return the schemas of the products' requests, by the prefix of their numbers' names."""
     paths = [each for product in products().values() for each in product.terms.items()]
     return {prefix: named(path) for prefix, path in paths}
 
 
 @cache
 def limiting_settings() -> dict[str, str]:
-    """Map each number that a separate setting of [consent] limits to that setting."""
+    """Return the setting of [consent] that limits a number, by the number's name."""
     added = {
         f"{prefix}.{name}": setting
         for prefix, schema in schemas_of_products().items()
@@ -153,7 +157,7 @@ def limiting_settings() -> dict[str, str]:
 
 @cache
 def default_ranges() -> dict[str, Range]:
-    """Return the range of every number in the terms that holds if a party's file sets none."""
+    """Return the range of every number in the terms, for a party whose file sets no range."""
     found, usual = schema_ranges(Terms) | schema_ranges(AlignTerms), dict(USUAL)
     for prefix, schema in schemas_of_products().items():
         found |= schema_ranges(schema, prefix)
@@ -166,26 +170,29 @@ def default_ranges() -> dict[str, Range]:
 
 
 def ranges_of(consent: Consent) -> dict[str, Range]:
-    """Return the range of every number in the terms, and of every plug-in option in a party's file.
+    """Return the accepted range of every number in the terms, and of options in a party's file.
 
     Raises:
-        ConfigError: the file sets a range for a name that is no number of the terms.
+        ConfigError: the party's file sets a range for a name that no number of the terms has.
     """
     known = default_ranges()
     for name in consent.ranges:
         if name in limiting_settings():
-            raise _no_range(name, f"'{limiting_settings()[name]}' of [consent], which bounds it")
+            raise _no_range(
+                name, f"'{limiting_settings()[name]}' of [consent], which limits this number"
+            )
         if name not in known and name not in (options := _options(name)):
             raise _no_range(name, nearest(name, [*known, *options]))
     return known | consent.ranges
 
 
 def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
-    """Yield each number in a session's terms that a party does not accept, and the accepted range.
+    """Yield each number in a session's terms that is outside the party's range, and this range.
 
     Raises:
         ConfigError: see `ranges_of`.
-        SpecError: a plug-in does not exist, or does not have an option.
+        SpecError: the terms name a plug-in that does not exist, or an option that the plug-in does
+            not have.
     """
     skipped = _OF_TRAINING if terms.mode == "align" else ()
     named = [*numbers_of(terms), *((name, of(terms)) for name, (_, of) in DERIVED.items())]
@@ -198,13 +205,13 @@ def out_of_range(terms: Terms, consent: Consent) -> Iterator[tuple[str, str]]:
 def out_of_products_range(
     settings: Settings, prefix: str, consent: Consent, specs: Mapping[str, Iterable[str]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each number in a product's request that a party does not accept, and its range.
+    """Yield each number in a product's request that is outside the party's range, and this range.
 
     Args:
-        settings: settings of a schema that `terms` of the product lists.
-        prefix: name of the schema, which is the prefix of the names of its ranges.
-        consent: consent in the party's own configuration file.
-        specs: for each family of plug-ins, the specs that the settings name.
+        settings: settings of the request, an object of a schema in the product's `terms`.
+        prefix: name of the schema, which is the prefix of its ranges' names.
+        consent: the [consent] table of the party's own configuration file.
+        specs: for each family of plug-ins, the specs that the request names.
 
     Raises:
         ConfigError: see `ranges_of`.
@@ -214,7 +221,7 @@ def out_of_products_range(
 
 
 def numbers_of(content: object, name: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers in some settings, by the names that `schema_ranges` uses."""
+    """Yield the numbers in some settings, under the names that `schema_ranges` uses."""
     if isinstance(content, Settings):
         for inside in type(content).model_fields:
             yield from numbers_of(getattr(content, inside), f"{name}.{inside}" if name else inside)
@@ -256,7 +263,7 @@ def _numbers_of_specs(terms: Terms, consent: Consent) -> Iterator[tuple[str, flo
 def _options_in(
     specs: Mapping[str, Iterable[str]], consent: Consent
 ) -> Iterator[tuple[str, float]]:
-    """Yield those numeric options of plug-ins for which a party's file sets a range."""
+    """Yield name and value of each plug-in option for which a party's file sets a range."""
     for family in sorted({name.partition(".")[0] for name in consent.ranges} & specs.keys()):
         for spec in specs[family]:
             for name, value in FAMILIES[family].numbers(spec).items():
@@ -265,7 +272,7 @@ def _options_in(
 
 
 def _options(name: str) -> list[str]:
-    """Return the numeric options of the plug-in whose name begins the given range's name."""
+    """Return the names of all numeric options of the plug-in in a range's name."""
     family, _, rest = name.partition(".")
     member = rest.partition(".")[0]
     if family not in FAMILIES:
@@ -278,9 +285,9 @@ def _options(name: str) -> list[str]:
 
 def _no_range(name: str, fix: str | None) -> ConfigError:
     return ConfigError(
-        "no number of a session's terms is called that",
+        "no number of a session's terms has this name",
         where="consent.ranges",
         got=name,
-        want="such as train.learning_rate or defense.clipped_noise.norm",
+        want="a name such as train.learning_rate or defense.clipped_noise.norm",
         fix=fix,
     )

@@ -1,7 +1,8 @@
-"""The rows of every numbered exchange, which all parties compute equally, and early stopping.
+"""The rows of every exchange, which all parties compute from the same seed, and early stopping.
 
-No message contains the order of the rows. Exchanges of training, validation and test are numbered
-in one sequence from 0 through the whole session, so the number of a step determines its rows.
+No message contains the order of the training rows. All exchanges of a session (training,
+validation, test) are numbered in one sequence from 0, so the number of an exchange (its step)
+determines its rows.
 """
 
 from __future__ import annotations
@@ -22,25 +23,26 @@ from vfl.core.seeds import permutation
 
 Phase = Literal["train", "validation", "test", "predict"]
 QUERY_ROWS = 1024
-#: Size of a row's position in a request while serving, and size of the reason in a refusal, in
-#: bytes.
+#: Sizes in bytes of one row's position in a request of a service, and of the reason in a refusal.
 ROW_BYTES, REFUSAL_BYTES = 4, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One exchange of a session.
+    """One exchange of a session: each feature party sends a cut, and the label party answers.
 
     Attributes:
-        step: number of the exchange.
-        phase: "train", or the kind of rows that are evaluated, such as "validation".
-        epoch: number of the epoch, from 1; in an evaluation, the number of the last trained epoch.
-        rows: positions in the aligned rows, int64.
+        step: number of the exchange in the session.
+        phase: "train", or the kind of rows on which the model is evaluated, for example
+            "validation".
+        epoch: number of the epoch, from 1; in an evaluation after a training, the number of the
+            last trained epoch.
+        rows: positions of the exchange's rows among the aligned rows, int64.
         last: whether this exchange is the last one of its phase in this epoch.
-        saves: whether parties that store checkpoints save a checkpoint before this exchange.
-        confirmed: whether the label party confirms a query; while serving, the next request
-            confirms it.
-        trained: number of training exchanges before this one.
+        saves: whether parties with checkpoints save a checkpoint before this exchange.
+        confirmed: whether the label party confirms the receipt of a query; in a service, the next
+            request is the confirmation.
+        trained: number of training exchanges of the session before this one.
     """
 
     step: int
@@ -54,19 +56,19 @@ class Exchange:
 
     @property
     def trains(self) -> bool:
-        """Return whether the label party returns a gradient in this exchange."""
+        """Whether the label party returns a gradient in this exchange."""
         return self.phase == "train"
 
 
 def own_rows(exchange: Exchange, held: np.ndarray) -> np.ndarray:
-    """Return the indices of those rows in an exchange that a party has, int64, ascending.
+    """Return the indices of the rows of an exchange that a party has, int64, ascending.
 
-    The result is empty for a training batch in which the party has a single row, because batch norm
-    cannot use one row.
+    If the party has only one row of a training batch, the result is empty, because batch
+    normalisation cannot use a single row.
 
     Args:
-        exchange: an exchange, which names its rows.
-        held: mask of the party's aligned rows, bool, axes (aligned rows,).
+        exchange: an exchange, whose attribute `rows` names the rows.
+        held: mask of the aligned rows that the party has, bool, axes (aligned rows,).
 
     >>> own_rows(Exchange(0, "train", 1, np.array([4, 0, 3]), last=False), np.arange(5) > 2)
     array([0, 2])
@@ -76,7 +78,7 @@ def own_rows(exchange: Exchange, held: np.ndarray) -> np.ndarray:
 
 
 def batches(rows: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    """Return consecutive batches; a last batch of one row is dropped, as batch norm cannot use it.
+    """Split rows into consecutive batches; drop a last batch of one row (batch norm cannot use it).
 
     >>> [len(batch) for batch in batches(np.arange(9), 4)], len(batches(np.arange(10), 4))
     ([4, 4], 3)
@@ -91,26 +93,26 @@ def shuffled_in_blocks(
     """Shuffle the rows of an epoch in blocks, so that memory never holds all rows.
 
     Blocks of B consecutive rows are permuted first; then the rows of each window of W blocks are
-    permuted. In the following statements, all K blocks have equal size, and W divides K. Every row
-    then takes every position of the epoch with the same probability, as in a full shuffle. The
-    joint distribution of neighbouring positions differs from that in a full shuffle, because two
-    rows of one block are always in one window. Two neighbouring positions therefore contain rows of
-    the same block with probability (B - 1) / (W B - 1), about 1 / W. In a full shuffle this
-    probability is (B - 1) / (K B - 1). Let r be the share of the rows' variance that lies between
-    the blocks. The mean of a batch of b rows then has a larger variance than in a full shuffle. The
-    factor between the two variances is about 1 + (b - 1) r (1 / W - 1 / K). If the order of the
-    table carries no information about the rows, this factor is about 1.
+    permuted. The following statements assume that all K blocks have equal size, and that W divides
+    K. Every row then has the same probability for each position in the epoch, as in a full shuffle.
+    The joint distribution of neighbouring positions differs from a full shuffle, because two rows
+    of one block are always in the same window. Two neighbouring positions therefore contain rows of
+    the same block with probability (B - 1) / (W B - 1), about 1 / W. In a full shuffle, the
+    probability is (B - 1) / (K B - 1). Let r be the fraction of the rows' variance that is variance
+    between the means of blocks. The mean of a batch of b rows then has a larger variance than in a
+    full shuffle. The ratio of the two variances is about 1 + (b - 1) r (1 / W - 1 / K). If the
+    order of the table is unrelated to the rows' values, this ratio is about 1.
 
     Args:
         seed: the run's public seed.
         epoch: number of the epoch, from 1.
-        settings: `block_rows` is B and `window_blocks` is W; the last block and window may be
-            shorter.
+        settings: settings whose `block_rows` is B and whose `window_blocks` is W; the last block
+            and the last window may be shorter.
         rows: positions of the training rows, int64, ascending.
 
     Yields:
-        Batches of the sizes that `batches` returns; a batch may contain rows of two neighbouring
-        windows.
+        Batches with the same sizes as the batches of `batches`; a batch may contain rows of two
+        neighbouring windows.
     """
     size, block_rows = settings.batch_size, settings.block_rows
     order = permutation(seed, -(-len(rows) // block_rows), "blocks", epoch)
@@ -128,7 +130,7 @@ def shuffled_in_blocks(
 
 
 def queries(rows: np.ndarray) -> list[np.ndarray]:
-    """Return large batches that together contain every row of an evaluation once."""
+    """Split the rows of an evaluation into large batches, each row in one batch."""
     return [rows[start : start + QUERY_ROWS] for start in range(0, len(rows), QUERY_ROWS)]
 
 
@@ -141,12 +143,12 @@ def training(
     test: np.ndarray,
     checkpoint_every: int = 0,
 ) -> Iterator[Exchange]:
-    """Yield all exchanges of a training: per epoch batches and validation rows; then test rows.
+    """Yield all exchanges of a training: batches and validation rows of each epoch, then test rows.
 
-    The seed and the epoch determine the order; `train`, `validation` and `test` are positions in
-    the aligned rows. In place of a batch size, the argument may be a function that returns the
-    batches of an epoch. A checkpoint is saved before every `checkpoint_every`-th exchange; 0 saves
-    none.
+    The seed and the epoch determine the order of rows; `train`, `validation` and `test` are
+    positions in the aligned rows. Instead of a batch size, the caller may pass a function from an
+    epoch's number to the epoch's batches. A checkpoint is saved before every `checkpoint_every`-th
+    exchange; with 0, no checkpoint is saved.
     """
     step = trained = 0
     for epoch in range(1, epochs + 1):
@@ -169,7 +171,7 @@ def training(
 
 
 def _and_last(groups: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, bool]]:
-    """Yield each group, and whether it is the last group."""
+    """Yield each group of rows, and whether it is the last group."""
     waiting = None
     for group in groups:
         if waiting is not None:
@@ -191,28 +193,28 @@ def one_epoch(
 
 
 def starting(exchanges: Iterable[Exchange], step: int) -> Iterator[Exchange]:
-    """Yield the exchanges from number `step` on."""
+    """Yield the exchanges whose number is at least `step`."""
     return (exchange for exchange in exchanges if exchange.step >= step)
 
 
 def asking(phase: Phase, rows: np.ndarray) -> Iterator[Exchange]:
-    """Yield the exchanges of an evaluation or a prediction."""
+    """Yield the exchanges of an evaluation or a prediction without training."""
     groups = queries(rows)
     for step, part in enumerate(groups):
         yield Exchange(step, phase, 0, part, last=step == len(groups) - 1)
 
 
 class Look(Protocol):
-    """Callback that receives the progress of a session."""
+    """Callback that is called with the progress of a session."""
 
     def __call__(self, now: float, epoch: int, done: int, rows: int, *, is_over: bool) -> None:
-        """Receive the numbers of exchanges and rows so far, and the clock's time in seconds."""
+        """Receive the clock's time in seconds, and the exchanges and rows done so far."""
 
 
 def watched(
     schedule: Iterable[Exchange], look: Look, every_s: float, clock: Callable[[], float]
 ) -> Iterator[Exchange]:
-    """Yield the same exchanges; call `look` at the start, at intervals and at the end."""
+    """Yield the same exchanges, and call `look` at the start, at intervals and at the end."""
     due, epoch, done, rows = -math.inf, 0, 0, 0
     for exchange in schedule:
         epoch, done = exchange.epoch, exchange.step
@@ -236,7 +238,7 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
 
 
 class Verdict(IntFlag):
-    """Decision after an epoch's validation: whether its weights are best, and whether to stop."""
+    """Decision after an epoch's validation: are its weights the best; shall training stop?"""
 
     NONE = 0
     BEST = 1
@@ -244,21 +246,22 @@ class Verdict(IntFlag):
 
 
 class EarlyStopping:
-    """One party's part in early stopping on validation rows: it stops, and stores the best weights.
+    """One party's part in early stopping on validation rows: it stores the best weights, and stops.
 
-    Only the label party can decide, because it has the metric. In its answer to the last validation
-    query of an epoch it sends the others one byte: whether the metric was the best so far, and
-    whether to stop. The label party therefore calls `judge`, and the other parties call `obey`.
+    Only the label party can decide, because only it computes the validation metric. In its answer
+    to the last validation query of an epoch it sends the others one byte: whether the validation
+    metric was the best so far, and whether to stop. The label party therefore calls `judge`, and
+    the other parties call `obey`.
 
     Args:
-        settings: settings with `patience`, `keep` and `measure`; if `patience` and `keep` request
-            nothing, no verdict is computed or sent.
-        read, write: functions that return and restore the party's weights and states.
+        settings: settings with `patience`, `keep` and `measure`; if `patience` is 0 and `keep` is
+            not "best", no decision is computed or sent.
+        read, write: functions that return, and that restore, the party's weights and states.
 
     Attributes:
         best_epoch: epoch with the best validation metric so far; 0 before the first validation of
             the training.
-        stopped: epoch after which training stopped early; 0 while training continues.
+        stopped: number of the epoch after which training stopped early; 0 while training continues.
     """
 
     def __init__(
@@ -275,19 +278,19 @@ class EarlyStopping:
         self._best: dict[str, Tensor] | None = None
 
     def judges(self, exchange: Exchange) -> bool:
-        """Return whether the label party's answer in this exchange contains a verdict."""
+        """Whether the label party's answer in this exchange decides about stopping."""
         settings = self._settings
         asked = settings.patience > 0 or settings.keep == "best"
         return asked and exchange.phase == "validation" and exchange.last
 
     def judge(self, figures: Mapping[str, float], exchange: Exchange) -> bytes:
-        """At the label party, decide whether an epoch's weights are best and whether to stop.
+        """At the label party, decide whether an epoch's weights are the best, and whether to stop.
 
-        The result is the byte that the label party sends to the other parties.
+        The result is the byte with this decision, which the label party sends to the other parties.
 
         Args:
             figures: metrics of the validation rows, by name.
-            exchange: last exchange of the validation.
+            exchange: last exchange of the epoch's validation.
 
         Raises:
             DataError: the metric is undefined for these rows, for example AUC if a class has no
@@ -299,7 +302,8 @@ class EarlyStopping:
                 "the metric for model selection is undefined for the validation rows",
                 where=f"train.measure = '{measure}'",
                 want=", ".join(name.removeprefix("validation_") for name in figures),
-                fix="another train.measure, or more validation rows: AUC needs rows of every class",
+                fix="use another train.measure, or more validation rows: AUC needs rows of every "
+                "class",
             )
         loss, verdict = value if measure in FALLING else -value, Verdict.NONE
         if loss < self._lowest:
@@ -311,10 +315,10 @@ class EarlyStopping:
         return bytes([verdict])
 
     def obey(self, answer: bytes, exchange: Exchange) -> None:
-        """Follow the verdict in the label party's answer to a query.
+        """Follow the decision that the label party's answer to a query contains.
 
         Raises:
-            ProtocolError: the answer has an unknown form.
+            ProtocolError: the answer has the wrong length or value.
         """
         if not self.judges(exchange):
             wanted, fits = "nothing", not answer
@@ -322,7 +326,7 @@ class EarlyStopping:
             wanted, fits = "one byte from 0 to 2", len(answer) == 1 and answer[0] <= Verdict.STOP
         if not fits:
             raise ProtocolError(
-                "the label party answered a query in another form than agreed",
+                "the label party's answer to a query does not have the agreed form",
                 where=f"step {exchange.step}",
                 got=f"{len(answer)} bytes",
                 want=wanted,
@@ -331,7 +335,10 @@ class EarlyStopping:
             self._follow(Verdict(answer[0]), exchange)
 
     def follow(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Yield the exchanges to run; after an early stop, only the exchanges of the test rows."""
+        """Yield the exchanges to run.
+
+        After an early stop, yield only the exchanges with test rows.
+        """
         for exchange in schedule:
             if not self.stopped or exchange.epoch <= self.stopped:
                 yield exchange
@@ -339,7 +346,7 @@ class EarlyStopping:
                 yield replace(exchange, epoch=self.stopped)
 
     def state(self) -> dict[str, Any]:
-        """Return all decisions so far, for a checkpoint."""
+        """Return the decisions and the best weights so far, for a checkpoint."""
         return {
             "best_epoch": self.best_epoch,
             "stopped": self.stopped,
@@ -348,7 +355,7 @@ class EarlyStopping:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that `state` returned."""
+        """Continue from a state that the method `state` returned."""
         self.best_epoch, self.stopped = state["best_epoch"], state["stopped"]
         self._lowest, self._best = state["lowest"], state["best"]
 

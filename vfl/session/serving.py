@@ -1,16 +1,17 @@
-"""A session that stays open: the label party queries rows when clients request them.
+"""A session that stays open (a service): the label party queries rows for its clients.
 
     label party     ASK: positions of some rows, in ascending order
     feature party   QUERY: cut of these rows, after defense and codec as in a prediction; or REFUSAL
     label party     the next ASK, which confirms these messages; DONE ends the session
 
-An ASK without rows checks which parties are present; the answer is a REFUSAL without a reason. A
-feature party counts the queries of each of its rows, and its configuration file may limit them; a
-refusal does not end the session.
+An ASK without rows checks which parties are present; a feature party answers such an ASK with a
+REFUSAL that contains no reason. A feature party counts how often each of its rows is queried, and
+its configuration file may limit this number; a refusal does not end the session.
 
-With a middle party, the label party queries that party, which queries the feature parties over
-sealed links. The middle party queries the feature parties like a label party, and only the middle
-party answers the label party; cuts are also sent in this way in training.
+If there is a middle party, the label party queries the middle party, which queries the feature
+parties over encrypted links. The middle party sends the same requests to feature parties as a label
+party, and only the middle party answers the label party; in training, cuts also go to the middle
+party.
 """
 
 from __future__ import annotations
@@ -38,32 +39,33 @@ from vfl.session.terms import Terms
 from vfl.transport import ObservedPoll
 
 _ROW = np.dtype(f"<u{ROW_BYTES}")
-#: Record of a `RowRate` on disk: the number of rows that may be answered now, and the time of the
-#: record.
+#: Record of a `RowRate` on disk: the number of rows that the party may answer now, and the time of
+#: this record.
 _BUCKET = struct.Struct("<dd")
-#: Numbers of rows and passes that are written to the session ledger at once, before they are used.
+#: Numbers of rows and passes that the party writes to the session ledger in advance, before it
+#: answers them.
 _BLOCK_ROWS, _BLOCK_PASSES = 1 << 16, 1 << 10
 
 
 class Refused(IntEnum):
-    """A feature party's reason for not sending a cut of some rows."""
+    """A feature party's reason why it does not send a cut of the queried rows."""
 
-    BUSY = 1  # the party would answer more rows a second than it allows
-    OFTEN = 2  # a row has been queried as often as the party allows
-    SPENT = 3  # the party's limit of bytes or epsilon is reached
+    BUSY = 1  # the party would answer more rows per second than its file allows
+    OFTEN = 2  # one of the rows has been queried as often as the party's file allows
+    SPENT = 3  # the party's limit of bytes or of epsilon is reached
 
 
 def require_servable(terms: Terms, partial: bool = False) -> None:
-    """Refuse terms under which single queried rows cannot be answered.
+    """Refuse terms with which a service cannot answer queries of single rows.
 
     Args:
         terms: terms of the run.
-        partial: whether the service must answer requests while a party is absent.
+        partial: whether the service must answer requests even while a party is absent.
 
     Raises:
-        ExposedCutError: the mode secret-shares weights between parties.
-        ConfigError: the service must answer while a party is absent, but the model is no forest and
-            was trained without missing rows.
+        ExposedCutError: the secure mode secret-shares weights between parties.
+        ConfigError: the service must answer while a party is absent, but the model is not a forest,
+            and was trained without missing rows.
     """
     mode = secure_mode.make(terms.secure)
     if (mode.shares_weights or mode.whole_network) and not mode.serves_rows:
@@ -74,15 +76,16 @@ def require_servable(terms: Terms, partial: bool = False) -> None:
         )
     if partial and not mode.answers_without and terms.missing_rows != "token":
         raise ConfigError(
-            "this model cannot replace the answer of an absent party",
+            "this model cannot answer without an absent party",
             where="serve.partial",
-            want="a run of trees, or one trained with data.missing_rows = 'token'",
-            fix="leave it out: requests then get a 503 until all parties are back",
+            want="a run of trees, or a run that was trained with data.missing_rows = 'token'",
+            fix="leave serve.partial out: requests then get the HTTP status 503 until all parties "
+            "are back",
         )
 
 
 def request(step: int, rows: np.ndarray) -> Frame:
-    """Make the frame that queries rows.
+    """Make the ASK frame that queries these rows.
 
     >>> len(request(0, np.array([3, 7])).payload)
     8
@@ -91,11 +94,11 @@ def request(step: int, rows: np.ndarray) -> Frame:
 
 
 class Peeked:
-    """A link whose next frame can be inspected before it is received.
+    """A link whose next frame the caller can inspect before it receives the frame.
 
     Args:
-        name: name of the party at the other end.
-        link: link to that party; a link between threads of one process never blocks.
+        name: name of the party at the other end of the link.
+        link: link to that party; on a link between threads of one process, receiving never blocks.
     """
 
     def __init__(self, name: str, link: Link) -> None:
@@ -105,7 +108,7 @@ class Peeked:
 
     @property
     def looked(self) -> bool:
-        """Return whether `look` has already found the next frame."""
+        """Whether `look` has already found the next frame."""
         return self._next is not None
 
     def look(self) -> Frame | None:
@@ -115,25 +118,25 @@ class Peeked:
         return self._next
 
     def filenos(self) -> list[int]:
-        """Return file descriptors to wait for.
+        """Return the file descriptors that become readable when a frame arrives.
 
-        The list contains -1 for a broken stream; it is empty if a frame is always available at
-        once.
+        The list contains -1 for a broken connection; the list is empty if a frame is always
+        available at once.
         """
         return [] if self._polled is None else self._polled.filenos()
 
     @property
     def waits_for(self) -> str:
-        """The party that has to send the next frame."""
+        """Name of the party that has to send the next frame."""
         return self._name if self._polled is None else self._polled.waits_for
 
     @property
     def patience_s(self) -> float:
-        """Longest silence of the other party that is accepted, in seconds."""
+        """Longest accepted time without a frame from the other party, in seconds."""
         return math.inf if self._polled is None else self._polled.patience_s
 
     def receive(self) -> Frame:
-        """Receive the next frame, also if `look` has returned it before."""
+        """Receive the next frame, even if `look` has already returned this frame."""
         frame, self._next = self._next, None
         return self._link.receive() if frame is None else frame
 
@@ -149,19 +152,20 @@ class Peeked:
 def refusals(
     links: Mapping[str, Peeked], step: int, empty: Collection[str], behind: Collection[str] = ()
 ) -> dict[str, Refused]:
-    """Return the parties that refuse a request, with their reasons; call after all have answered.
+    """Return the parties that refuse a request, with their reasons.
 
-    Answers that are not refusals remain on their links, where the exchange receives them.
+    Call it after all have answered. Other answers remain on their links, from which the exchange
+    receives them.
 
     Args:
         links: links to the queried parties, by name.
         step: step number of the request.
-        empty: parties whose query contained no row.
-        behind: feature parties behind a middle party, which forwards their refusals.
+        empty: parties whose query contained no rows.
+        behind: feature parties behind a middle party, which forwards their refusals to the label
+            party.
 
     Raises:
-        ProtocolError: a refusal has an unknown form, or a party sent a cut in answer to an empty
-            query.
+        ProtocolError: a refusal has an unknown form, or a party answered an empty query with a cut.
     """
     refused = {}
     for name, link in links.items():
@@ -181,13 +185,14 @@ def refusals(
 
 
 class RowRate:
-    """Limits how many rows a party answers a second, over all its serving sessions: a token bucket.
+    """Limits how many rows per second a party answers in all its serving sessions (a token bucket).
 
     Args:
-        most: limit of rows a second; the bucket holds as many rows, and at least the rows of one
-            request.
-        file: file in which all processes of the party count rows; None counts only in this process.
-        clock: monotonic clock in seconds, the same in every process.
+        most: limit of rows per second; the bucket holds as many rows, but at least as many as one
+            request may contain.
+        file: file in which all processes of the party count rows together; None counts only the
+            rows of this process.
+        clock: monotonic clock in seconds, which is the same in every process.
 
     >>> rate = RowRate(2000.0, clock=iter([0.0, 0.0, 0.0, 0.5]).__next__)
     >>> rate.take(1500), rate.take(1500), rate.take(1500)
@@ -202,7 +207,7 @@ class RowRate:
         self._handle: int | None = None
 
     def take(self, rows: int) -> bool:
-        """Return whether this many rows may be answered now; if so, count them."""
+        """Return whether the party may answer this many rows now; if so, count the rows."""
         if self._file is None:
             self._own, taken = self._after(self._own, rows)
             return taken
@@ -228,36 +233,37 @@ class RowRate:
             os.close(handle)
 
     def _after(self, state: tuple[float, float], rows: int) -> tuple[tuple[float, float], bool]:
-        """Return the bucket's state after a request for some rows.
+        """Return the bucket's state after a request, and whether the request is allowed.
 
-        After a reboot, the clock may have started at 0 again.
+        The clock may have gone back to 0, because the machine restarted.
         """
         left, at = state
         now = self._clock()
         refilled = left + max(0.0, now - at) * self._most
-        left = min(self._burst, refilled if refilled >= 0 else self._burst)  # NaN takes the `else`
+        # the comparison is false for NaN
+        left = min(self._burst, refilled if refilled >= 0 else self._burst)
         taken = left >= rows
         return (left - rows if taken else left, now), taken
 
 
 def own_rate(party: PartyFile) -> RowRate:
-    """Make the rate limiter that a party's own file sets; all the party's processes share it."""
+    """Make the rate limiter that a party's own file sets; all processes of the party share it."""
     return RowRate(party.consent.max_rows_per_second, party.store_path / "row-rate")
 
 
 class Requests:
-    """Requests to a serving feature party: counts them, and checks them by the party's limits.
+    """Counts the requests to a feature party of a service, and checks the party's limits.
 
     Args:
-        allowed: positions of the rows that may be queried, ascending.
+        allowed: positions of the rows that the label party may query, ascending.
         consent: the limits in the party's own configuration file.
-        meter: meter of the session, with which the session ledger records rows before their cuts
-            are sent.
-        rate: rate limiter, which all sessions of the party share.
+        meter: meter of the session; through the meter, the session ledger records rows before their
+            cuts are sent.
+        rate: rate limiter that all sessions of the party share.
 
     Attributes:
-        rows, different, most: number of answered rows, number of different answered rows, and
-            number of answers for the row answered most often.
+        rows, different, most: number of answered rows, number of different rows among them, and
+            number of answers for the row that was answered most often.
         refused: number of refused requests, by reason.
     """
 
@@ -277,7 +283,9 @@ class Requests:
         self._written_rows = self._written_passes = 0
 
     def admit(self, frame: Frame) -> np.ndarray | Refused | None:
-        """Return the positions to answer, a reason to refuse, or None for a query without rows.
+        """Return the positions to answer, or a reason to refuse.
+
+        Return None for a query without rows.
 
         Raises:
             ProtocolError: the payload is not an ascending list of rows of this session.
@@ -298,11 +306,11 @@ class Requests:
         return rows
 
     def close(self) -> None:
-        """Close the file of the rate limiter."""
+        """Close the rate limiter's file."""
         self._rate.close()
 
     def summary(self) -> str:
-        """Return counts of the requests, as text."""
+        """Return the numbers of answered rows and refused requests as text."""
         refused = sum(self.refused.values())
         return (
             f"answered {self.rows} rows, {self.different} different ones, each at most "
@@ -310,7 +318,7 @@ class Requests:
         )
 
     def _positions(self, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
-        """Return the queried positions, and for each position the number of its earlier queries."""
+        """Return the queried positions, and for each position the number of earlier queries."""
         if len(frame.payload) % ROW_BYTES == 0:
             rows = np.frombuffer(frame.payload, _ROW).astype(np.int64)
             ascending = len(rows) == 1 or bool((rows[1:] > rows[:-1]).all())
@@ -319,7 +327,7 @@ class Requests:
                 if counts.min() >= 0:
                     return rows, counts
         raise ProtocolError(
-            "the label party asks for rows that this session does not have",
+            "the label party queries rows that this session does not have",
             where=f"step {frame.step}",
             got=f"{len(frame.payload)} bytes",
             want="positions of rows to predict, in ascending order",
@@ -336,11 +344,11 @@ class Requests:
         return None if self._written(rows, max(passes, self.most)) else Refused.SPENT
 
     def _written(self, rows: int, passes: int) -> bool:
-        """Return whether the session ledger has recorded the next cuts; a limit may forbid it."""
+        """Record the next cuts in the session ledger; return False if a limit forbids them."""
         if self.rows + rows <= self._written_rows and passes <= self._written_passes:
             return True
-        # With a limit on epsilon, each pass is recorded separately; if several passes were recorded
-        # at once, the last passes of the budget could not be used.
+        # With a limit on epsilon, each pass over the rows is recorded separately; if several passes
+        # were recorded in advance, the party could not use the last passes of its budget.
         more = passes - self.most if self._consent.max_epsilon is not None else _BLOCK_PASSES
         self._meter.most = Spent(rows=_BLOCK_ROWS, passes=more)
         try:

@@ -1,9 +1,9 @@
-"""Connections out of an organisation: direct, or through a CONNECT proxy (RFC 9110, 9.3.6).
+"""Connections to other hosts: direct, or through a CONNECT proxy (RFC 9110, 9.3.6).
 
-Both connections of a party, to the SuperLink and to the stream port, use the variables of Flower's
-own client: `HTTPS_PROXY`, or else `ALL_PROXY`, and `NO_PROXY`. The proxy sees host names, times and
-sizes only: TLS begins inside the tunnel, and certificates are checked as they are without a proxy.
-Connections to the loopback address use no proxy.
+Both connections of a party, to the SuperLink and to the stream port, use the same environment
+variables as Flower's own client: `HTTPS_PROXY`, or else `ALL_PROXY`, and `NO_PROXY`. The proxy sees
+host names, times and sizes only: TLS begins inside the tunnel, and certificates are checked in the
+same way as without a proxy. Connections to the loopback address use no proxy.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from vfl.core.text import printable
 _HEAD_BYTES = 16 * 1024
 _SETTING = "HTTPS_PROXY (or ALL_PROXY) of the environment"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-#: HTTP status codes of a proxy that cannot reach the target now, but perhaps later.
+#: HTTP status codes of a proxy that cannot reach the target now, but may reach it later.
 _LATER = (502, 503, 504)
 _WANTS_PASSWORD = 407
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy that opens tunnels.
+    """A proxy that opens tunnels with the method CONNECT.
 
     Attributes:
-        address: address of the proxy.
-        credentials: value of Proxy-Authorization; empty for none.
+        address: host and port of the proxy.
+        credentials: value of the header Proxy-Authorization; empty if the proxy needs none.
     """
 
     address: Address
@@ -42,10 +42,10 @@ class Proxy:
 
 
 def proxy_for(host: str) -> Proxy | None:
-    """Return the proxy that the environment's variables set for a host; None if there is none.
+    """Return the proxy that the environment variables set for a host; None if they set none.
 
     Raises:
-        ConfigError: the variable names a proxy that vfl does not support.
+        ConfigError: the environment variable names a proxy of a kind that vfl does not support.
     """
     found = getproxies_environment()
     url = found.get("https") or found.get("all")
@@ -54,20 +54,20 @@ def proxy_for(host: str) -> Proxy | None:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         address = Address(parse_host(parts.hostname or ""), parts.port or 80)
-    except ValueError:  # the value of the variable may contain a password
+    except ValueError:  # do not quote it: it may contain a password
         raise ConfigError(
-            "this is not a proxy",
+            "this is not the address of a proxy",
             where=_SETTING,
             want="http://HOST:PORT, or http://NAME:PASSWORD@HOST:PORT",
             fix="escape special characters of a password as %40, at least @ and /",
         ) from None
     if parts.scheme != "http":
         raise ConfigError(
-            "streams support only proxies that receive CONNECT without TLS",
+            "streams support only proxies that accept CONNECT requests without TLS",
             where=_SETTING,
             got=f"{printable(parts.scheme, 20)}://",
             want="http://HOST:PORT",
-            fix="NO_PROXY lists hosts that are reached without a proxy",
+            fix="list hosts that need no proxy in NO_PROXY",
         )
     if parts.username is None:
         return Proxy(address)
@@ -76,7 +76,7 @@ def proxy_for(host: str) -> Proxy | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is a loopback address of this machine.
+    """Return whether a host is a loopback address, which only this machine can reach.
 
     >>> is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("lender.example")
     (True, True, False)
@@ -88,7 +88,7 @@ def is_loopback(host: str) -> bool:
 
 
 def local_is_direct() -> dict[str, str]:
-    """Return variables with which Flower's client connects to this machine without a proxy."""
+    """Return variables with which Flower's client uses no proxy for this machine."""
     named = getproxies_environment().get("no", "").replace(" ", "")
     known = list(filter(None, named.split(",")))
     hosts = named if "*" in known else ",".join(dict.fromkeys([*known, *_LOCAL]))
@@ -100,7 +100,7 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
 
     Raises:
         ConfigError: the proxy cannot be used.
-        AuthenticationError: the proxy requires another user name or password.
+        AuthenticationError: the proxy requires a different user name or password.
         LostPeerError: the proxy refuses to open a tunnel to the host.
         OSError: the host or the proxy cannot be reached, or takes too long.
     """
@@ -132,7 +132,7 @@ def _request(target: Address, proxy: Proxy) -> bytes:
 
 
 def _head(connection: socket.socket, deadline: float) -> bytes:
-    """Read the head of the proxy's response; no bytes follow before this party sends."""
+    """Read the head of the proxy's response; the target sends nothing before this party does."""
     head = bytearray()
     while not head.endswith(b"\r\n\r\n"):
         connection.settimeout(max(0.001, deadline - time.monotonic()))
@@ -151,7 +151,7 @@ def _check(head: bytes, target: Address, proxy: Proxy) -> None:
     where, got = f"the proxy {proxy.address}", printable(" ".join(first[1:]), 100) or "no HTTP"
     if code == _WANTS_PASSWORD:
         raise AuthenticationError(
-            "the proxy wants another name and password",
+            "the proxy requires a different user name or password",
             where=where,
             got=got,
             fix="HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT; special characters as %40",
@@ -163,5 +163,5 @@ def _check(head: bytes, target: Address, proxy: Proxy) -> None:
         where=where,
         got=got,
         want=f"CONNECT {target}",
-        fix="its administrator can allow it, or NO_PROXY can list the host",
+        fix="ask the proxy's administrator to allow the tunnel, or list the host in NO_PROXY",
     )

@@ -1,8 +1,9 @@
-"""Both ends of a stream that survives interruptions: they count, store and resend frames.
+"""Both ends of a stream that survives interrupted connections: they count, store and resend frames.
 
-Each party counts the frames that it has sent and completely received in a session, and stores the
-last few sent frames unchanged. When a party attaches again, each party reports how many frames it
-has received, and the peer resends the missing frames. A frame is encoded only once.
+Each party counts the frames that it has sent and the frames that it has completely received in a
+session, and stores the last few sent frames unchanged. When a party reconnects, both ends report
+how many frames they have received, and each end resends the frames that the other lacks. Each frame
+is encoded only once, also if it is sent twice.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ _TICK_S = 0.05
 
 
 class Sequence:
-    """Frame counters and stored frames of one party; protected by a lock of the owner.
+    """Frame counters and stored frames of one end of a stream; a lock of the owner protects them.
 
     Args:
-        window: number of sent frames to store.
+        window: number of sent frames that are stored in order to resend them.
     """
 
     def __init__(self, window: int = WINDOW_FRAMES) -> None:
@@ -59,33 +60,32 @@ class Sequence:
         return sum(frame.wire_bytes for frame in self._stored)
 
     def store(self, frame: Frame) -> None:
-        """Count and store a frame, before the frame is written to the stream."""
+        """Count and store a frame before it is written to the connection."""
         self._stored.append(frame)
         self.sent += 1
 
     def check_sent(self, peer_sent: int) -> None:
-        """Check that the peer has sent at least as many frames as were received from it.
+        """Check that the peer reports at least as many sent frames as were received from it.
 
         Raises:
-            LostPeerError: the peer's counter is smaller than before, so the peer is another process
-                now.
+            LostPeerError: the peer's counter is smaller than before, so the peer is a new process.
         """
         if peer_sent < self.received:
             raise self._another_process(f"{peer_sent} frames sent", f"at least {self.received}")
 
     def missing(self, peer_received: int) -> list[Frame]:
-        """Return the stored frames that the peer has not received, oldest first.
+        """Return the stored frames that the peer has not received, with the oldest frame first.
 
         Raises:
-            LostPeerError: the peer lacks frames that are not stored any more, or its counter
-                exceeds the number of sent frames.
+            LostPeerError: the peer lacks frames that are not stored any more, or reports more
+                received frames than were sent.
         """
         gap = self.sent - peer_received
         if gap < 0:
             raise self._another_process(f"{peer_received} frames received", f"at most {self.sent}")
         if gap > len(self._stored):
             raise LostPeerError(
-                "the peer lacks more frames than are stored for a resend",
+                "the peer lacks more frames than this party stores for resending",
                 got=f"{gap} frames missing",
                 want=f"at most {len(self._stored)}",
                 fix="start the session again from its last checkpoint",
@@ -95,7 +95,8 @@ class Sequence:
     @staticmethod
     def _another_process(got: str, want: str) -> LostPeerError:
         return LostPeerError(
-            "the two parties have different frame counters; one of them was started again",
+            "the frame counters of the two parties do not match; one party's process was started "
+            "again",
             got=got,
             want=want,
             fix="start the session again from its last checkpoint",
@@ -106,17 +107,17 @@ _LABEL_PARTY = "the label party"
 
 
 class _StreamLink:
-    """Common code for both ends of a stream: counting, storing, limits, and one way to end.
+    """Common code of both ends of a stream: counters, stored frames, limits, and the link's end.
 
     Args:
-        peer: name of the peer, for messages.
-        patience_s: longest time in seconds in which the peer may neither send nor accept data.
+        peer: name of the peer, for error messages.
+        patience_s: longest time in seconds for which the peer may neither send nor accept data.
         timeouts: all other time limits of the link.
-        window: number of sent frames stored for a resend.
+        window: number of sent frames that are stored in order to resend them.
 
     Attributes:
         limits: size limits of frames; None until the parties have agreed on limits.
-        patience_s: longest time in seconds in which the peer may neither send nor accept data.
+        patience_s: longest time in seconds for which the peer may neither send nor accept data.
     """
 
     def __init__(self, peer: str, patience_s: float, timeouts: Timeouts, window: int) -> None:
@@ -132,37 +133,38 @@ class _StreamLink:
         self._beside: tuple[_StreamLink, ...] = ()
 
     def read_beside(self, links: Iterable[_StreamLink]) -> None:
-        """Also read other links of the same thread while a frame waits for room to be sent.
+        """Also read these links of the same thread while `send` waits until the peer reads.
 
-        Without this, three parties that send in a circle would deadlock: each would wait until the
-        next party reads.
+        Without this, three parties that send in a circle would deadlock: each party would wait
+        until the next party reads.
 
         Args:
-            links: links that the same thread uses; they replace the links of an earlier call.
+            links: links that the same thread uses; they replace those of an earlier call.
         """
         self._beside = tuple(links)
 
     def send(self, frame: Frame) -> None:
-        """Store and write a frame; if the link is broken, wait until the party has reconnected.
+        """Store and write a frame.
+
+        If the connection is broken, wait until the party has reconnected.
 
         Raises:
-            OversizedFrameError: the frame exceeds the agreed limit, so it was neither stored nor
-                sent.
-            LostPeerError: the time for reconnecting has passed, or the peer does not accept data in
-                time.
+            OversizedFrameError: the frame is larger than the agreed limit, and was neither stored
+                nor sent.
+            LostPeerError: the party did not reconnect in time, or does not accept data in time.
         """
         self._check_open()
         deadline = time.monotonic() + self.patience_s
         limits = self._outgoing
         if limits is not None and len(frame.payload) > limits.get(frame.kind, 0):
             raise OversizedFrameError(
-                f"a {frame.kind.name} is larger than agreed",
+                f"a {frame.kind.name} frame is larger than agreed",
                 where=f"step {frame.step}",
                 got=f"{len(frame.payload)} bytes",
                 want=f"at most {limits.get(frame.kind, 0)} bytes",
             )
         stream = self._store(frame, deadline)
-        if stream is None:  # before the party has attached for the first time
+        if stream is None:  # the party has not connected yet
             return
         try:
             if self._beside:
@@ -171,7 +173,7 @@ class _StreamLink:
             else:
                 stream.write(frame, deadline)
         except ConnectionError:
-            # The stream stays open, so that frames which the peer sent before the break can still
+            # The broken connection stays open, so that frames which the peer sent before can still
             # be read.
             self._note_loss(stream)
         except TimeoutError as error:
@@ -180,12 +182,12 @@ class _StreamLink:
             raise self._end(error) from None
 
     def receive(self) -> Frame:
-        """Wait for the next frame, even if the stream is interrupted meanwhile.
+        """Wait for the next frame, even if the connection is interrupted meanwhile.
 
         Raises:
-            LostPeerError: no frame arrived in time, or the time for reconnecting has passed.
+            LostPeerError: no frame arrived in time, or the party did not reconnect in time.
             PeerFailedError: the peer reported an error.
-            FrameError: the received bytes are not a frame; the link has ended.
+            FrameError: the received bytes are not a valid frame; the link has ended.
         """
         deadline = time.monotonic() + self.patience_s
         while True:
@@ -197,7 +199,10 @@ class _StreamLink:
                 return frame
 
     def fail(self, error: VFLError) -> None:
-        """Report an error of this party to the peer and to later attaches, then close."""
+        """Send this party's error to the peer, and to peers that connect later.
+
+        Then close the link.
+        """
         with self._changed:
             stream = self._stream if self._ended is None else None
             self._ended = self._ended or error
@@ -214,19 +219,22 @@ class _StreamLink:
         self._end(LostPeerError(f"the link to {self._peer} was closed"))
 
     def _store(self, frame: Frame, deadline: float) -> Stream | None:
-        """Store a frame; return the stream to write to, or None if a resend will send the frame."""
+        """Store a frame.
+
+        Return the connection to write it to, or None if it will be resent later.
+        """
         raise NotImplementedError
 
     def _readable(self, deadline: float) -> Stream:
-        """Return the stream from which to read the next frame."""
+        """Return the connection from which the next frame must be read."""
         raise NotImplementedError
 
     def _note_loss(self, stream: Stream, *, unreadable: bool = False) -> None:
-        """Record that a write failed, or that a read failed and no frame can follow."""
+        """Record that a write failed, or that a read failed and no more frame can be read."""
         raise NotImplementedError
 
     def _read(self, stream: Stream, deadline: float | None) -> Frame | None:
-        """Read the next frame; return None if the stream broke or was replaced meanwhile.
+        """Read the next frame; return None if the connection broke or was replaced meanwhile.
 
         Without a deadline the method does not wait, and returns None if no frame has arrived.
         """
@@ -245,7 +253,7 @@ class _StreamLink:
             raise self._end(error) from None
 
     def _count(self, stream: Stream) -> bool:
-        """Count a received frame; return False if its stream was replaced during the read."""
+        """Count a received frame; return False if its connection was replaced during the read."""
         self._sequence.received += 1
         return True
 
@@ -257,7 +265,7 @@ class _StreamLink:
         return LostPeerError(f"{self._peer} {did} for {self.patience_s:g} s")
 
     def _release(self) -> None:
-        """Close the current stream."""
+        """Close the current connection."""
         if self._stream is not None:
             self._stream.end()
             self._stream = None
@@ -275,19 +283,22 @@ class _StreamLink:
 
 
 class TcpLink(_StreamLink):
-    """A party's link to the hub, made by `connect` and used by one thread; it reconnects by itself.
+    """A party's link to the hub, made by `connect` and used by one thread.
+
+    The link reconnects automatically.
 
     Args:
-        reach: function that opens a new stream to the hub.
-        hello: greeting that this party sends at each attach.
+        reach: function that opens a new connection to the hub.
+        hello: greeting that this party sends whenever it connects.
         timeouts: time limits.
-        window: number of sent frames stored for a resend; use the same number at the hub.
-        peer: name of the listener, for messages.
+        window: number of sent frames that are stored in order to resend them; the hub must use the
+            same number.
+        peer: name of the party that listens, for error messages.
         limits: size limits of frames; None if the parties agreed on none.
-        place: address of the listener, for messages.
+        place: address of the party that listens, for error messages.
 
     Attributes:
-        terms: the terms in the hub's answer to the first attach.
+        terms: the `terms` in the hub's answer to the first greeting.
     """
 
     def __init__(
@@ -324,28 +335,29 @@ class TcpLink(_StreamLink):
         plaintext: bool = False,
         route: str = "",
     ) -> TcpLink:
-        """Attach to a hub; return after its WELCOME frame.
+        """Connect to a hub; return after the hub's WELCOME frame.
 
         Args:
-            host: the hub's name or address, as in the hub's certificate.
+            host: host name or address of the hub, as in the hub's certificate.
             port: the hub's port.
             hello: greeting of this party.
             ca_pem: certificate of the CA that must have signed the hub's certificate; None disables
                 TLS, which is allowed only on a loopback address.
             timeouts: time limits.
-            window: number of sent frames stored for a resend.
-            peer: name of the listener, for messages.
-            limits: size limits of frames; without them, only the general limit applies.
-            plaintext: allows measurements without TLS across machines, for data that need no
-                protection.
-            route: name of the session if several sessions share the port, see
+            window: number of sent frames that are stored in order to resend them.
+            peer: name of the party that listens, for error messages.
+            limits: size limits of frames; with None, only the general limit of a frame applies.
+            plaintext: whether connections without TLS to other machines are allowed, for
+                measurements with data that need no protection.
+            route: name of the session if several sessions share the port; see
                 `vfl.transport.router`.
 
         Raises:
-            AuthenticationError: the session, the node, the token or the certificate is wrong.
-            UserError: the address is on another machine, and TLS is off.
+            AuthenticationError: the session's name, the node, the token or the certificate is
+                wrong.
+            UserError: the address is on another machine, and TLS is disabled.
             DisagreementError, ConsentError, PeerFailedError: the hub refused this party.
-            LostPeerError: no hub answered within the time for reconnecting.
+            LostPeerError: no hub answered within the time limit for reconnecting.
         """
         if ca_pem is None and not plaintext:
             require_loopback(host)
@@ -355,7 +367,9 @@ class TcpLink(_StreamLink):
         return cls(reach, hello, waits, window, peer, limits, str(Address(host, port)))
 
     def poll(self) -> Frame | None:
-        """Return the next frame, or None if none has arrived; reconnect first if the stream broke.
+        """Return the next frame, or None if none has arrived.
+
+        If the connection broke, reconnect first.
 
         Raises:
             LostPeerError, PeerFailedError, FrameError: see `receive`.
@@ -363,7 +377,7 @@ class TcpLink(_StreamLink):
         return self._read(self._readable(time.monotonic()), None)
 
     def fileno(self) -> int:
-        """File descriptor of the current stream; -1 once the link has ended."""
+        """File descriptor of the current connection; -1 after the link has ended."""
         return -1 if self._stream is None else self._stream.fileno()
 
     def agree(self, limits: LinkLimits) -> None:
@@ -380,7 +394,7 @@ class TcpLink(_StreamLink):
 
     def _readable(self, deadline: float) -> Stream:
         self._check_open()
-        assert self._stream is not None, "a link that has not ended has a stream"
+        assert self._stream is not None, "a link that has not ended has a connection"
         return self._stream
 
     def _note_loss(self, stream: Stream, *, unreadable: bool = False) -> None:
@@ -399,9 +413,9 @@ class TcpLink(_StreamLink):
         self._broken = False
 
     def _attach(self) -> Mapping[str, Any]:
-        """Try to attach until the time for reconnecting has passed; a refusal is final.
+        """Try to connect until the time limit for reconnecting; a refusal of the hub is final.
 
-        The method returns the terms in the hub's WELCOME frame.
+        The method returns the `terms` in the hub's WELCOME frame.
         """
         deadline = time.monotonic() + self._timeouts.rejoin_window_s
         while True:
@@ -416,7 +430,7 @@ class TcpLink(_StreamLink):
                         where=self._place,
                         got=error.strerror or type(error).__name__,
                         want=f"an answer within {self._timeouts.rejoin_window_s:g} s",
-                        fix=f"{why}; if it is still running, "
+                        fix=f"{why}; if that party still runs, "
                         "check host, port, and TLS at both parties",
                     ) from error
             time.sleep(self._timeouts.retry_s)
@@ -443,16 +457,18 @@ class TcpLink(_StreamLink):
 
 
 class HubLink(_StreamLink):
-    """The hub's link to one party; one thread uses it, while others attach new streams to it.
+    """The hub's link to one party.
+
+    One thread uses the link, other threads attach new connections to it.
 
     Args:
         party: name of the feature party.
         timeouts: time limits.
-        window: number of sent frames stored for a resend.
+        window: number of sent frames that are stored in order to resend them.
 
     Attributes:
         party: name of the feature party.
-        attached: whether the party has attached at least once.
+        attached: whether the party has connected at least once.
     """
 
     def __init__(
@@ -462,7 +478,7 @@ class HubLink(_StreamLink):
         super().__init__(f"party '{party}'", waits.step_s, waits, window)
         self.party = party
         self.attached = False
-        # Time at which a read or write of the stream first failed.
+        # Time at which a read or a write first failed on the present connection.
         self._lost_at: float | None = None
 
     def agree(self, limits: LinkLimits) -> None:
@@ -474,23 +490,23 @@ class HubLink(_StreamLink):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of frames held for this party: unread frames, and those stored for a resend."""
+        """Bytes of frames stored for this party: unread ones, and sent ones for resending."""
         with self._changed:
             unread = 0 if self._stream is None else self._stream.inbox_bytes
             return unread + self._sequence.stored_bytes
 
     def attach(self, stream: Stream, hello: Hello, terms: Mapping[str, Any]) -> None:
-        """Answer a party's greeting, resend frames that it lacks, and replace its old stream.
+        """Answer a party's greeting, resend missing frames, and replace its old connection.
 
-        The method holds the lock all the time. A frame that another thread sends meanwhile is thus
-        either resent by this method, or sent after it. A frame that the old stream still delivers
-        is dropped, because the party sends this frame again.
+        The method holds the link's lock from start to end. If another thread sends a frame
+        meanwhile, the frame is therefore either resent by this method, or sent after it. A frame
+        that the old connection still delivers is dropped, because the party resends this frame.
 
         Raises:
             LostPeerError: the frame counters of the two parties do not match.
-            VFLError: the error for which the link has ended.
-            ConnectionError, TimeoutError: the new stream broke; the caller may attach another
-                stream.
+            VFLError: the error that has ended the link earlier.
+            ConnectionError, TimeoutError: the new connection broke; the caller may attach another
+                connection.
         """
         with self._changed:
             self._check_open()
@@ -510,7 +526,7 @@ class HubLink(_StreamLink):
         """Return the next frame without waiting, or None if no frame has arrived.
 
         Raises:
-            LostPeerError: the time for reconnecting has passed.
+            LostPeerError: the party did not reconnect in time.
             PeerFailedError, FrameError: see `receive`.
         """
         with self._changed:
@@ -521,15 +537,16 @@ class HubLink(_StreamLink):
         return None if stream is None else self._read(stream, None)
 
     def fileno(self) -> int:
-        """File descriptor of the current stream; -1 without a stream, or after a failed write.
+        """File descriptor of the current connection.
 
-        The method takes no lock, because the stream may be replaced right after the call anyway.
+        -1 without a connection, or after a failed write. The method takes no lock, because the
+        connection may be replaced right after the call anyway.
         """
         stream = self._stream if self._lost_at is None else None
         return -1 if stream is None else stream.fileno()
 
     def _bound(self, stream: Stream) -> None:
-        """Limit frames to the agreed sizes, and unread bytes to those of one window."""
+        """Limit each frame's size as agreed, and the unread bytes to those of a full window."""
         stream.wire_limit_bytes = None
         self._limit(stream, None if self.limits is None else self.limits.up)
         if self.limits is not None:
@@ -551,7 +568,10 @@ class HubLink(_StreamLink):
             return self._stream
 
     def _await(self, deadline: float, did: str) -> None:
-        """Wait until a handshake thread attaches a stream, or time is up; needs the lock."""
+        """Wait until a handshake thread attaches a connection or the time is over.
+
+        The caller has the lock.
+        """
         self._check_open()
         now = time.monotonic()
         if now >= deadline:
@@ -583,17 +603,20 @@ class HubLink(_StreamLink):
                 self._lost_at = self._lost_at or time.monotonic()
 
     def _release(self) -> None:
-        """The time for reconnecting begins at this point at the latest."""
+        """Close the current connection.
+
+        The time limit for reconnecting begins at the latest at this point.
+        """
         if self._stream is not None:
             self._lost_at = self._lost_at or time.monotonic()
         super()._release()
 
 
 def receive_any(links: Mapping[str, PolledLink]) -> tuple[str, Frame]:
-    """Receive the next frame from any party, even through interruptions; return name and frame.
+    """Receive the next frame from any party, even if connections break; return (party, frame).
 
     Args:
-        links: links by name of the party.
+        links: links by name of the party at the other end.
 
     Raises:
         LostPeerError: no party sent a frame in time, or a party did not reconnect in time.
@@ -609,18 +632,18 @@ def receive_any(links: Mapping[str, PolledLink]) -> tuple[str, Frame]:
                 return name, frame
         if time.monotonic() >= deadline:
             raise LostPeerError(
-                f"parties {', '.join(links)} sent nothing for {patience_s:g} s",
-                want="a frame of one of them",
+                f"none of the parties {', '.join(links)} sent a frame for {patience_s:g} s",
+                want="a frame from one of these parties",
             )
         wait_briefly(links.values())
 
 
 def wait_briefly(links: Iterable[PolledLink]) -> None:
-    """Wait until one of these links has a message to read, for 0.05 s at most."""
+    """Wait until one of these links has data to read, but at most 0.05 s."""
     waiting = select.poll()
     for number in (link.fileno() for link in links):
         if number >= 0:
             waiting.register(number, select.POLLIN)
-    # The wait is short, because a stream may be replaced meanwhile, and its old descriptor would
-    # not show new data.
+    # The wait is short: if a connection is replaced meanwhile, its old file descriptor never shows
+    # new data.
     waiting.poll(1000 * _TICK_S)

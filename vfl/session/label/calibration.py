@@ -1,10 +1,10 @@
-"""Calibration corrects predicted probabilities with curves fitted to the validation rows.
+"""Calibration: curves, fitted to the validation rows, correct predicted probabilities.
 
-A curve maps the predicted probability of one class, against all other classes, to a corrected
+A curve maps the predicted probability of one class (one class against all others) to a corrected
 probability. Each curve is fitted once, at the end of a training, to the validation rows with the
 final weights. For two classes there is one curve, for the second class. For more classes there is
-one curve for each class, and the curves' values are divided by their sum (Zadrozny and Elkan 2002,
-section 4.3). A curve that is not fitted yet leaves probabilities unchanged.
+one curve for each class; each row's corrected probabilities are then divided by their sum (Zadrozny
+and Elkan 2002, section 4.3). A curve that has not been fitted yet leaves probabilities unchanged.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-#: Smaller probabilities are raised to this value, also in `vfl.session.label.quality`.
+#: Probabilities below this value are raised to it, also in `vfl.session.label.quality`.
 _LEAST = float(np.finfo(np.float64).eps)
-#: Below about this number of rows, isotonic regression overfits (Niculescu-Mizil and Caruana 2005).
+#: With fewer rows than about this number, isotonic regression overfits (Niculescu-Mizil and Caruana
+#: 2005).
 _ISOTONIC_ROWS = 1000
 _MOST_STEPS, _MOST_HALVINGS = 100, 30
 
 
 def smoothed(truth: np.ndarray) -> np.ndarray:
-    """Return Platt's targets (1999): (N+ + 1) / (N+ + 2) and 1 / (N- + 2) in place of 1 and 0.
+    """Return Platt's targets (1999) in place of 1 and 0: (N+ + 1) / (N+ + 2), 1 / (N- + 2).
 
-    With these targets no curve reaches 0 or 1, where a single wrong row would have an infinite log
-    loss.
+    Because of these targets, no fitted curve reaches 0 or 1, where a single misclassified row would
+    have an infinite log loss.
 
     Args:
         truth: 1 for each of the N+ rows of the class, 0 for each of the N- other rows, axes
@@ -40,24 +41,24 @@ def smoothed(truth: np.ndarray) -> np.ndarray:
 
 
 def isotonic(chances: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Fit rising steps with the least squared error, by pooling adjacent violators.
+    """Fit a non-decreasing step function with the least squared error (pool adjacent violators).
 
     The method is that of Ayer et al. 1955, and of Zadrozny and Elkan 2002, section 3.
 
     Args:
-        chances: probabilities, axes (rows,).
-        target: target values, axes (rows,).
+        chances: predicted probabilities of the class, axes (rows,).
+        target: target value of each row, axes (rows,).
 
     Returns:
-        knots of the curve, axes (knots, 2): the first and the last probability of each step, each
-        with the mean target of that step. The curve is linear between two steps.
+        knots of the curve, axes (knots, 2): the first and the last probability of each step, both
+        with the step's mean target. Between two steps, the curve is linear.
 
     >>> isotonic(np.array([0.1, 0.3, 0.6, 0.9]), np.array([0, 1, 0, 1])).tolist()
     [[0.1, 0.0], [0.3, 0.5], [0.6, 0.5], [0.9, 1.0]]
     """
     values, place, rows = np.unique(chances, return_inverse=True, return_counts=True)
     sums = np.bincount(place, weights=target)
-    steps: list[list[float]] = []  # of each step: first and last probability, sum of targets, rows
+    steps: list[list[float]] = []  # each step: first and last probability, sum of targets, rows
     for value, own, count in zip(values.tolist(), sums.tolist(), rows.tolist(), strict=True):
         steps.append([value, value, own, count])
         while len(steps) > 1 and steps[-2][2] * steps[-1][3] >= steps[-1][2] * steps[-2][3]:
@@ -68,14 +69,14 @@ def isotonic(chances: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def platt(logits: np.ndarray, target: np.ndarray) -> tuple[float, float]:
-    """Fit slope and intercept of the logistic curve over logits, by Newton's method.
+    """Fit slope and intercept of a logistic curve over logits by Newton's method.
 
     The method is that of Platt 1999; a Newton step that does not improve the fit is halved (Lin,
     Lin and Weng 2007).
 
     Args:
         logits: logits, axes (rows,).
-        target: target probabilities, above 0 and below 1, axes (rows,).
+        target: target probability of each row, above 0 and below 1, axes (rows,).
 
     >>> slope, intercept = platt(np.array([1.0, 3.0]), np.array([0.25, 0.75]))
     >>> round(slope, 4), round(intercept, 4)
@@ -111,16 +112,16 @@ class Curve(nn.Module):
     name: ClassVar[str]
 
     def fit(self, chances: np.ndarray, truth: np.ndarray) -> None:
-        """Fit the curve to probabilities and classes of rows; both have axes (rows,)."""
+        """Fit the curve to predicted probabilities and truth (1 or 0), both axes (rows,)."""
         raise NotImplementedError
 
     def record(self) -> dict[str, Any]:
-        """Return a record of the curve for JSON."""
+        """Return the curve's parameters as a record for JSON."""
         raise NotImplementedError
 
 
 class Isotonic(Curve):
-    """Isotonic regression on smoothed targets; it is constant outside the knots."""
+    """Isotonic regression on smoothed targets; the curve is constant outside its knots."""
 
     name = "isotonic"
     knots: Tensor
@@ -133,7 +134,7 @@ class Isotonic(Curve):
         self.knots = torch.from_numpy(isotonic(chances, smoothed(truth))).to(self.knots.device)
 
     def forward(self, chances: Tensor) -> Tensor:
-        """Evaluate the curve by sums of clamps, because ONNX has no binary search. Axes (rows,)."""
+        """Evaluate the curve by sums of clamps (ONNX has no binary search); axes (rows,)."""
         at, value = self.knots.to(chances.device).unbind(1)
         width = at.diff()
         within = (chances[:, None] - at[:-1]).clamp(min=0.0).minimum(width)
@@ -143,14 +144,14 @@ class Isotonic(Curve):
         return {"knots": self.knots.tolist()}
 
     def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
-        """Load a state that may have any number of knots."""
+        """Load a state with any number of knots."""
         if (kept := state.get(f"{prefix}knots")) is not None:
             self.knots = self.knots.new_empty(kept.shape)
         super()._load_from_state_dict(state, prefix, *rest)
 
 
 class Platt(Curve):
-    """A logistic curve over the logit of the probability."""
+    """A logistic curve whose input is the logit of the probability."""
 
     name = "platt"
     line: Tensor
@@ -164,7 +165,7 @@ class Platt(Curve):
         self.line.copy_(torch.tensor(platt(np.log(clipped / (1 - clipped)), smoothed(truth))))
 
     def forward(self, chances: Tensor) -> Tensor:
-        """Evaluate the curve; axes (rows,)."""
+        """Return the curve's values for probabilities, axes (rows,)."""
         clipped = chances.clamp(_LEAST, 1 - _LEAST)
         slope, intercept = self.line.to(chances.device)
         return torch.sigmoid(slope * (clipped / (1 - clipped)).log() + intercept)
@@ -184,7 +185,7 @@ class Calibration(nn.Module):
         classes: number of classes, at least two.
 
     Attributes:
-        doubts: warnings about the fit.
+        doubts: texts of warnings about the fit.
 
     >>> made = Calibration("isotonic", 2)
     >>> made.fit(torch.tensor([[0.0, -1.0], [0.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
@@ -198,16 +199,16 @@ class Calibration(nn.Module):
         self.curves = nn.ModuleList(CURVES[how]() for _ in range(1 if classes == 2 else classes))
 
     def fit(self, logits: Tensor, codes: Tensor) -> None:
-        """Fit every curve; fit none if a class has too few rows or an output is not finite.
+        """Fit every curve; fit no curve if a class has too few rows or an output is not finite.
 
         Args:
-            logits: logits of rows that the model was not trained on, axes (rows, classes).
+            logits: logits of rows on which the model was not trained, axes (rows, classes).
             codes: classes of the rows as 0..C-1, axes (rows,).
         """
         rows, classes = logits.shape
         missing = classes - len(torch.unique(codes))
         self.doubts = []
-        for curve in self.curves:  # earlier curves, from a warm start, belong to other weights
+        for curve in self.curves:  # curves that a warm start loaded belong to other weights
             curve.load_state_dict(CURVES[self.how]().state_dict())
         if missing or not torch.isfinite(logits).all():
             why = f"lack {missing} of {classes} classes" if missing else "have no finite outputs"
@@ -224,7 +225,7 @@ class Calibration(nn.Module):
             curve.fit(chances[:, one], (truth == one).astype(np.int64))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Return logarithms of the calibrated probabilities, axes (rows, classes)."""
+        """Return the logarithms of the calibrated probabilities, axes (rows, classes)."""
         chances = torch.softmax(logits.double(), dim=1)
         found = [
             curve(chances[:, one])
@@ -242,11 +243,11 @@ class Calibration(nn.Module):
     def record(self) -> dict[str, Any]:
         """Return a record for JSON: the method, and each class's curve.
 
-        For two classes the record has only the second class's curve.
+        For two classes the record contains only the second class's curve.
         """
         curves = [curve.record() for curve in self.curves if isinstance(curve, Curve)]
         return {"calibration": self.how, "curves": curves}
 
     def _of_curves(self) -> range:
-        """Return the classes that have a curve."""
+        """Return the codes of the classes that have a curve."""
         return range(1, 2) if len(self.curves) == 1 else range(len(self.curves))

@@ -1,8 +1,8 @@
-"""Rows that a feature party lacks: the label party puts a vector in place of their cuts.
+"""Rows that a feature party lacks: the label party uses a learned vector in place of their cuts.
 
-The feature party sends cuts of the rows that it has, and receives the gradients of these cuts; in
-an exchange in which it has no row, it sends nothing. Both parties know the missing rows from the
-aligned ids, so no message names them.
+The feature party sends cuts (cut-layer activations) of the rows that it has, and receives the
+gradients of these cuts; if it has no row of an exchange, it sends nothing. Both parties know from
+the aligned ids which rows are missing, so no message names these rows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from vfl.session.schedule import own_rows
 
 
 class MissingCuts(nn.Module):
-    """One learned vector per feature party, used for rows that the party lacks.
+    """One learned vector per feature party, in place of cuts of rows that the party lacks.
 
-    The vectors start at 0 and are trained with the top. If no row is missing, the vectors are
-    unused.
+    The vectors start at 0 and are trained together with the top model. If no row is missing, the
+    vectors have no effect.
 
     Args:
         widths: widths of the cuts, by feature party.
@@ -41,12 +41,12 @@ class MissingCuts(nn.Module):
         self.vectors = nn.ParameterDict(made)
 
     def filled(self, party: str, cut: Tensor | None, at: Tensor, rows: int) -> Tensor:
-        """Extend a party's cut to all rows of a batch, axes (rows, width).
+        """Extend a party's cut to all rows of a batch; the result has the axes (rows, width).
 
         Args:
             party: name of the party.
-            cut: cut of the rows that the party has, axes (its rows, width); None if it has none of
-                them.
+            cut: cut of those rows of the batch that the party has, axes (the party's rows, width);
+                None if the party has no row of the batch.
             at: positions of the party's rows in the batch, int64, ascending.
             rows: number of rows of the batch.
         """
@@ -57,13 +57,13 @@ class MissingCuts(nn.Module):
 
 
 class PartialCuts(CutAggregator):
-    """Receives each party's cuts of the rows that it has; other rows get the party's vector.
+    """Receives each party's cuts of its rows; for other rows, uses the party's vector.
 
     Args:
         ends, ledger, stopping: see `CutAggregator`.
-        held: for each feature party, the mask of the aligned rows that it has, bool, axes (aligned
-            rows,).
-        missing: the learned vectors.
+        held: for each feature party, a mask of the aligned rows that the party has, bool, axes
+            (aligned rows,).
+        missing: the learned vectors of all feature parties.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class PartialCuts(CutAggregator):
                 at = at[:0]
             elif len(at):
                 cut = self._one(name, end, exchange, exchange.rows[at])
-            elif not exchange.trains:  # the answer to a query may contain a verdict
+            elif not exchange.trains:  # it may contain a decision of early stopping
                 self._confirm(end, exchange)
             found[name] = self._missing.filled(name, cut, torch.from_numpy(at), rows)
         return found

@@ -1,13 +1,13 @@
-"""Quality of predictions: metrics as in scikit-learn, over all rows of a phase.
+"""Quality of predictions: the metrics of scikit-learn, over all rows of a phase (validation, test).
 
 A metric that is undefined for these rows is left out: Undefined metrics are omitted: AUC if a class
-has no rows, R2 with constant labels, and any metric of outputs that are not finite.
+has no rows, R2 if all labels are equal, and every metric if an output is not finite.
 
-With many classes, all outputs of a phase are too much to store, and one AUC for each class takes
-too long. `reduced` stores three numbers for each row, and `reduced_quality` computes the other
-metrics from them.
+With many classes, the outputs of all rows of a phase need too much memory, and computing one AUC
+for each class takes too long. `reduced` therefore stores three numbers for each row, from which
+`reduced_quality` computes all metrics except AUC.
 
-The metrics are computed here, because importing scikit-learn takes as long as a small training.
+The metrics are implemented here, because importing scikit-learn takes as long as a small training.
 Tests compare these metrics with the metrics of scikit-learn.
 """
 
@@ -18,22 +18,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-#: Smaller probabilities are raised to the epsilon of float64, as in scikit-learn.
+#: Probabilities below the epsilon of float64 are raised to it, as in scikit-learn.
 _LEAST_CHANCE = np.finfo(np.float64).eps
 _MOST_SURPRISE = -np.log(_LEAST_CHANCE)
 
 
 def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict[str, float]:
-    """Compute accuracy, AUC, log loss, F1 and hit rate.
+    """Compute accuracy, AUC, log loss, F1 and hit rate of classification logits.
 
-    Of two classes, the second class in sorted order is positive. With more classes, F1 is the mean
-    over the classes that occur, and AUC is the mean over each class against the rest.
+    If there are two classes, the second class in sorted order is the positive class. With more
+    classes, F1 is the mean of the F1 of each class that occurs, and AUC is the mean AUC of each
+    class against all others.
 
     Args:
         logits: logits, axes (rows, classes).
         codes: classes as 0..C-1, axes (rows,).
-        hits: k of the hit rate at k: the share of rows whose class is among the classes with the k
-            largest outputs; 0 leaves it out.
+        hits: k of the hit rate at k: the fraction of rows whose true class is among the k classes
+            with the largest outputs; 0 omits the hit rate.
 
     >>> logits, codes = torch.tensor([[2.0, 0], [0, 1], [1, 0], [1, 0]]), torch.tensor([0, 1, 0, 1])
     >>> figures = classification_quality(logits, codes)
@@ -61,7 +62,9 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
 
 
 def brier_score(logits: Tensor, codes: Tensor) -> float:
-    """Return the mean squared error of probabilities (Brier 1950); of two classes, for the second.
+    """Return the mean squared error of probabilities (Brier 1950).
+
+    For two classes, of the second class.
 
     Args:
         logits: logits, axes (rows, classes).
@@ -78,9 +81,10 @@ def brier_score(logits: Tensor, codes: Tensor) -> float:
 
 
 def label_ranks(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Return the rank of each row's true class, int64, axes (rows,); rank 0 is the largest output.
+    """Return the rank of each row's true class among the outputs, int64, axes (rows,).
 
-    If classes have equal outputs, the class with the lower code comes first.
+    The class with the largest output has rank 0. If classes have equal outputs, the class with the
+    lower code comes first.
 
     Args:
         logits: logits, axes (rows, classes).
@@ -98,7 +102,7 @@ def label_ranks(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def reduced(logits: Tensor, codes: Tensor) -> Tensor:
-    """Reduce a batch to the three numbers that `reduced_quality` needs.
+    """Reduce the logits of a batch to the three numbers per row that `reduced_quality` needs.
 
     Args:
         logits: logits, axes (rows, classes).
@@ -106,13 +110,13 @@ def reduced(logits: Tensor, codes: Tensor) -> Tensor:
 
     Returns:
         float64, axes (rows, 3): the predicted class, the rank of the row's true class, and the
-        row's log loss; NaN if an output is not finite.
+        row's log loss, which is NaN if an output of the row is not finite.
     """
     logits, codes = logits.cpu(), codes.cpu()
     surprise = cross_entropy(logits, codes, reduction="none").double()
     finite = torch.isfinite(logits.amax(dim=1)) & torch.isfinite(logits.amin(dim=1))
     outputs, truth = logits.numpy(), codes.numpy()
-    # On a CPU, numpy is many times faster than torch at counting and comparing.
+    # On a CPU, numpy counts and compares many times faster than torch.
     guess, place = (
         torch.from_numpy(n) for n in (outputs.argmax(axis=1), label_ranks(outputs, truth))
     )
@@ -120,10 +124,10 @@ def reduced(logits: Tensor, codes: Tensor) -> Tensor:
 
 
 def reduced_quality(rows: Tensor, codes: Tensor, hits: int = 0) -> dict[str, float]:
-    """Compute accuracy, log loss, F1 and hit rate of more than two classes.
+    """Compute accuracy, log loss, F1 and hit rate for more than two classes.
 
     Args:
-        rows: rows from `reduced`, axes (rows, 3).
+        rows: three numbers for each row, as returned by `reduced`, axes (rows, 3).
         codes: classes as 0..C-1, axes (rows,).
         hits: see `classification_quality`.
     """
@@ -143,7 +147,7 @@ def regression_quality(answers: Tensor, labels: Tensor) -> dict[str, float]:
     """Compute root mean squared error, mean absolute error and R2.
 
     Args:
-        answers: answers in the labels' own units, axes (rows, 1).
+        answers: predictions in the unit of the labels, axes (rows, 1).
         labels: labels, axes (rows,).
 
     >>> answers = torch.tensor([[1.0], [2.0], [6.0]])
@@ -161,10 +165,10 @@ def regression_quality(answers: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def _auc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Return the share of (positive, negative) pairs in the right order; ties count half.
+    """Return the fraction of (positive, negative) pairs that are ordered correctly.
 
-    The share is computed from the mean ranks of equal scores (Mann and Whitney 1947). Both
-    arguments have axes (rows,).
+    Ties count half. The fraction is computed from the mean ranks of equal scores (Mann and Whitney
+    1947). Both arguments have axes (rows,).
     """
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2
@@ -174,7 +178,7 @@ def _auc(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def _f1(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    """Return F1 of each class in either array, ordered by class code; both have axes (rows,)."""
+    """Return the F1 score of each class that occurs in either array, by class code."""
     classes, codes = np.unique(np.concatenate([truth, guess]), return_inverse=True)
     true, guessed = np.split(codes, 2)
     right, held, said = (
