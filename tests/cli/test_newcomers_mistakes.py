@@ -156,7 +156,7 @@ def test_an_attack_on_a_federations_run(refused, tmp_path, attack):
     folder.finish({"run": "run", "weights_sha256": "0" * 64}, Ledger())
     done = refused("attack", "run", "--attack", attack)
     assert "in a federation, each party keeps its files" in done.err
-    assert "whose [parties] have a source each" in done.err
+    assert "that has a source for each of [parties]" in done.err
 
 
 @pytest.mark.parametrize("estimator", [VFLClassifier(), VFLRegressor()], ids=["class", "number"])

@@ -144,7 +144,7 @@ def test_what_differs_is_told_before_it_is_sent(session):
     session.forget()
     assert len(session.broken_off(**how)) <= 1  # none, where another party refuses first
     for refusal in refusals_of(session):
-        assert "would send other contents than before in the training 'run'" in refusal.what
+        assert "would send different contents than before in the training 'run'" in refusal.what
         assert refusal.where == "exchange 1"
         assert refusal.fix == "start a run with another name"
 

@@ -1,4 +1,4 @@
-"""The feature party's Flower app: one Flower message starts one whole session."""
+"""The feature party's Flower app: each message from Flower starts one whole session."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from vfl.session import SessionMessage, for_others, rules, unexpected
 
 
 def client_app() -> ClientApp:
-    """Return the ClientApp for all projects; the party's own file sets the limits.
+    """Return the ClientApp, which is the same for all projects.
 
-    A SuperNode names this file in its ``--node-config 'party-file="..."'``. In a simulation, nodes
-    have no configuration of their own; there, ``party-files`` names the project's folder.
+    The party's own file sets the limits. A SuperNode names the party's own file in its option
+    ``--node-config 'party-file="..."'``. In a simulation, nodes have no configuration; the setting
+    ``party-files`` then names the project's folder.
     """
     app = ClientApp()
 
@@ -48,7 +49,10 @@ def client_app() -> ClientApp:
 
 
 def play(content: Mapping[str, Any], context: Context) -> ConfigRecord:
-    """Run one party's whole session; return its report, or its error."""
+    """Run one party's whole session.
+
+    Return the party's report, or the error that ended the session.
+    """
     failure: dict[str, str | None] = {}
     report, name = "", f"of node {context.node_id}"
     try:
@@ -57,7 +61,7 @@ def play(content: Mapping[str, Any], context: Context) -> ConfigRecord:
         name = party.party
         _say(f"party {name} takes part in {asked.terms.run}")
         report = take_part(asked, party, _say).model_dump_json()
-        _say(f"party {name} is done with {asked.terms.run}")
+        _say(f"party {name} has finished {asked.terms.run}")
     except VFLError as error:
         print(error, flush=True)
         failure = for_others(error, name).record()
@@ -73,7 +77,7 @@ def _text_of(content: Mapping[str, Any]) -> str:
     try:
         return str(content["session"]["message"])
     except (KeyError, TypeError):
-        raise ProtocolError("this message belongs to no session") from None
+        raise ProtocolError("this Flower message belongs to no session of vfl") from None
 
 
 def _say(line: str) -> None:
@@ -89,9 +93,9 @@ def _own_file(context: Context, asked: SessionMessage | None) -> PartyFile:
     )
     if not folder or position is None or asked is None:
         raise ConfigError(
-            "this SuperNode's configuration does not name its party's file",
+            "this SuperNode's configuration does not name the party's own file",
             want="--node-config 'party-file=\"/path/to/party.toml\"'",
-            fix="start it with: vfl up party.toml",
+            fix="start the SuperNode with: vfl up party.toml",
         )
     name = rules.peers(asked.terms)[int(position)]
     return read_party_file(Path(str(folder)) / name / "party.toml")

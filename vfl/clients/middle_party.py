@@ -1,12 +1,12 @@
-"""The party in the middle, without data; it computes between bottom models and head.
+"""The middle party, which has no data: it trains the layers between bottom models and head.
 
     cuts -> merge -> middle model -> output -> label party
     gradient of the output -> backward -> each feature party's gradient
 
 This is the U-shaped configuration without label sharing of Vepakomma et al. 2018, arXiv 1812.00564.
-For the feature parties, the middle party acts like the label party of a session without a middle
-party; for the label party, it acts like the only feature party. The middle party therefore uses the
-same code for both sides of an exchange as these parties.
+Towards the feature parties, the middle party acts like the label party of a session without a
+middle party; towards the label party, it acts like the only feature party. The middle party
+therefore uses the code of `LabelEnd` and `FeatureEnd`, like these parties.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vfl.session.exchange import (
 
 
 class _Model(nn.Module):
-    """The modules that the middle party trains: model, merger, its part of trained codecs."""
+    """The modules that the middle party trains: model, merger, and parts of trained codecs."""
 
     def __init__(
         self, model: nn.Module, merger: nn.Module, adapters: Mapping[str, nn.Module]
@@ -49,30 +49,31 @@ class _Model(nn.Module):
         self.model, self.merger, self.adapters = model, merger, nn.ModuleDict(adapters)
 
     def forward(self, merged: Tensor) -> Tensor:
-        """Compute the output from merged cuts; codecs have already processed the received cuts."""
+        """Compute the output from merged cuts, which the codecs have already decoded."""
         output: Tensor = self.model(merged)
         return output
 
 
 class MiddleParty:
-    """Runs the party in the middle through the exchanges of a session.
+    """Runs the middle party through the exchanges of a session.
 
     Args:
         terms: terms of the session, which name a middle party.
         links: network links to the feature parties, by party.
         link: network link to the label party.
         own: private state of the party; its secret determines the model's initial weights.
-        model: module from the merged cut to the output, which replaces the spec in the terms.
-        weights: trained weights, for evaluation and prediction.
-        ledger: ledger of the traffic on the links.
+        model: module that maps the merged cut to the output; it replaces the model that the terms
+            name.
+        weights: trained weights, for an evaluation or prediction; None for a training.
+        ledger: ledger that counts the bytes on the links.
 
     Raises:
-        SpecError: a codec or the model cannot be built, or does not fit.
+        SpecError: a codec or the model cannot be built, or does not fit the widths.
 
     Attributes:
-        ends: this party's side of the exchanges with each feature party, by party.
-        end: this party's side of the exchanges with the label party.
-        stopping: early stopping, with the best weights so far.
+        ends: this party's endpoint of the exchanges with each feature party, by party.
+        end: this party's endpoint of the exchanges with the label party.
+        stopping: this party's part in early stopping, with the best weights so far.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class MiddleParty:
         weights: Mapping[str, Tensor] | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        assert terms.middle is not None, "a session without a middle has no such party"
+        assert terms.middle is not None, "a session without a middle party does not come here"
         asked, train = terms.middle, terms.train
         self.name = asked.party
         with scoped(own.secret.number("init")):
@@ -141,10 +142,10 @@ class MiddleParty:
             self.end.send_query(merged, exchange.step)
 
     def answer(self, exchange: Exchange) -> None:
-        """Do nothing, because this party relays no messages."""
+        """Do nothing, because the middle party relays no messages."""
 
     def finish(self, exchange: Exchange) -> None:
-        """Receive the output's gradient; send each party the gradient of its cut, or a receipt."""
+        """Receive the output's gradient; send the parties their cuts' gradients, or a receipt."""
         if not exchange.trains:
             answer = self.end.take_receipt(exchange.step)
             self.stopping.obey(answer, exchange)
@@ -159,13 +160,13 @@ class MiddleParty:
                 end.drained()
 
     def run(self, schedule: Iterable[Exchange]) -> None:
-        """Run a session; `stopping.follow` yields a schedule that may stop early."""
+        """Run the exchanges of a session; early stopping may shorten the schedule."""
         for exchange in schedule:
             self.begin(exchange)
             self.finish(exchange)
 
     def resume(self, step: int) -> None:
-        """Return to the state before exchange `step`; 0 stands for the state of a new party.
+        """Return to the state before the exchange `step`; with 0, keep the initial state.
 
         Raises:
             RunFolderError: the checkpoint does not exist.
@@ -174,7 +175,7 @@ class MiddleParty:
             self.load_training_state(self.checkpoints.load(step))
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state for an exact resume, with gradients that parties may still await."""
+        """Return the state for an exact resume, with gradients that may be in transit."""
         return {
             "end": self.end.training_state(),
             "state": self._state(),
@@ -183,7 +184,7 @@ class MiddleParty:
         }
 
     def load_training_state(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state of `training_state`."""
+        """Restore a state that `training_state` returned."""
         self.end.load_training_state(saved["end"], _nothing_in_flight)
         self.load_weights(saved["state"])
         self.stopping.restore(saved["course"])
@@ -191,20 +192,20 @@ class MiddleParty:
             end.send_again(saved["gradients"][name])
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the party's own weights and all codec states, which never leave the party."""
+        """Return this party's weights and all codecs' states; both never leave the party."""
         return lasting(self._state(), self._stateful())
 
     def _state(self) -> dict[str, Tensor]:
-        """Return the whole state, including state that only training needs."""
+        """Return the weights and states, including states that only training needs."""
         state = gather(self.end.model, self._stateful())
         return {name: value.cpu() for name, value in state.items()}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Restore the result of `weights`."""
+        """Restore the weights that the method `weights` returned."""
         restore(self.end.model, self._stateful(), weights)
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 of the weights, the only value about them that is disclosed."""
+        """Return the SHA-256 of the weights; no other value about the weights is disclosed."""
         return weights_digest(self.weights())
 
     def _stateful(self) -> dict[str, compression.Codec]:
@@ -212,9 +213,9 @@ class MiddleParty:
         return {"codec": self.end.codec, **codecs}
 
 
-#: Task of a party without labels, whose processing of a gradient uses none.
+#: Placeholder for labels: the middle party has no labels, and no label enters a gradient here.
 _NO_LABELS = torch.empty(0)
 
 
 def _nothing_in_flight(step: int) -> tuple[Tensor, np.ndarray]:
-    raise AssertionError("the middle receives each gradient before it continues")
+    raise AssertionError("the middle party receives each gradient before it continues")

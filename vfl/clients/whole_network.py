@@ -1,4 +1,4 @@
-"""A party of a secret-shared network: it holds shares, or it is the dealer."""
+"""A party of a secret-shared network, which has shares of the weights, or is the dealer."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from vfl.session.secure_mode import AnsweringNetwork, Layers, OwnRows, Revealed,
 
 
 class WholeNetworkParty:
-    """Runs a party of a secret-shared network, with columns or as dealer, through a session.
+    """Runs a party of a secret-shared network (with columns, or the dealer) in a session.
 
     Args:
         party: name of the party.
-        data: aligned rows; None for a dealer.
+        data: aligned rows of the party; None for a dealer.
         terms: terms of the session.
-        keys: the party's keys for the key agreement.
+        keys: the party's object for key agreement.
         stream: network stream to the label party.
         own: private state of the party.
-        bottom: bottom model of the party's own file, which this mode rejects.
+        bottom: bottom model that the party's own file names; a secret-shared network refuses such a
+            model.
         weights: stored shares of the weights, for evaluation and prediction.
         agreed, spend: see `OwnRows`.
 
     Raises:
         DataError: the party has no columns.
-        ExposedCutError: this mode does not support a setting.
+        ExposedCutError: a secret-shared network does not support a setting.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class WholeNetworkParty:
         mode.refuse(terms)
         require_honest(party, own, bottom)
         if data is not None and data.inputs is None:
-            raise DataError(f"party '{party}' has no columns, so it has nothing to share")
+            raise DataError(f"party '{party}' has no columns, so it has no inputs to secret-share")
         rows = OwnRows(own.secret, agreed, committed=own.committed(), device=own.device)
         if data is not None:
             rows = replace(
@@ -86,16 +87,17 @@ class WholeNetworkParty:
         check: Callable[[], None] = lambda: None,
         count: Callable[[], int] = lambda: 0,
     ) -> PartyReport:
-        """Run a session from exchange `start` on; return the party's report.
+        """Run a session from the exchange with number `start` on; return the party's report.
 
         Args:
             start: number of the first exchange; if it is not 0, a training resumes from its
                 checkpoint.
-            through: function that wraps the schedule, and sees every exchange.
-            keep: callback before the party's report, when all other work is done.
-            check: callback after every exchange, which raises an error if the party must not
-                continue.
-            count: function that returns the counter of the party's store, for the report.
+            through: function that wraps the schedule; it receives and yields every exchange.
+            keep: callback that is called before the party's report, when all other work is done.
+            check: callback that is called after every exchange; it raises an error if the party
+                must not continue.
+            count: function that returns the counter of the party's store, which the report
+                contains.
 
         Raises:
             VFLError: the error that ended the session.
@@ -137,34 +139,34 @@ class WholeNetworkParty:
         self.network.end(report.frame())
         return report
 
-    # Methods for a service; see `vfl.clients.serving.Answering`.
+    # Methods that a service calls; see `vfl.clients.serving.Answering`.
 
     @property
     def end(self) -> AnsweringNetwork:
-        """Return the party's part of the network."""
+        """Return the party's part of the network, which answers queries."""
         return cast(AnsweringNetwork, self.network)
 
     def get_ready(self) -> None:
-        """Prepare for answering rows."""
+        """Prepare the network for queries."""
         self.network.begin(self._weights)
 
     def begin(self, exchange: Exchange) -> None:
-        """Answer some rows."""
+        """Answer the query of an exchange's rows."""
         self.end.answer_rows(exchange)
 
     def answer(self, exchange: Exchange) -> None:
         """Do nothing, because no further message follows."""
 
     def weights(self) -> dict[str, Tensor]:
-        """Return this party's shares of the weights, which never leave the party."""
+        """Return this party's shares of the weights; the shares never leave the party."""
         return self.network.weights()
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 of the shares."""
+        """Return the SHA-256 of this party's shares of the weights."""
         return weights_digest(self.weights())
 
     def column_values(self) -> np.ndarray | None:
-        """Return Shapley values of the party's own columns; see `WholeNetwork.column_values`."""
+        """Return Shapley values of this party's columns; see `WholeNetwork.column_values`."""
         return self.network.column_values()
 
     def figures(self) -> dict[str, Any]:
@@ -172,9 +174,9 @@ class WholeNetworkParty:
         return self.network.figures()
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Return the training's privacy statements for the owners of its rows."""
+        """Return the privacy statements about the training, for the owners of its rows."""
         return self.network.privacy()
 
     def revealed(self) -> list[Revealed]:
-        """Return kinds and sizes of the values that this party has learned."""
+        """Return the kinds and the numbers of values that this party has learned."""
         return self.network.revealed()

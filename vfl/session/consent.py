@@ -6,11 +6,11 @@ frame is larger, the receiver refuses it after reading its header, before memory
 
 W is the width of a cut: the number of cut-layer activations of a row. R is the number of rows of a
 training batch, and Q the number of rows of a query (at most 1,024). f is the number of feature
-parties; n is f plus the number of dealers (0 or 1). C is the number of columns of a party's secret-
-shared layer, and C' the number of columns of the layer that another party shares with this party;
-both include one column for the bias. The table gives the largest payloads in bytes: before the
-semicolon those sent to the label party, after the semicolon those sent by the label party. Frames
-of other kinds must have an empty payload, and no frame exceeds 512 MiB:
+parties; n is f plus the number of dealers (0 or 1). C is the number of columns of a party's shared
+layer, and C' the number of columns of the layer that another party shares with this party; both
+include one column for the bias. The table gives the largest payloads in bytes: before the semicolon
+those sent to the label party, after the semicolon those sent by the label party. Frames of other
+kinds must have an empty payload, and no frame exceeds 512 MiB:
 
     cut; gradient              the codec's largest payload for R W; the same
     query; answer              the codec's largest payload for Q W; 1

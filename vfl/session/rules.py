@@ -1,7 +1,7 @@
-"""Consequences of a session's terms: which parties take part, and which exchanges follow.
+"""Functions of a session's terms: which parties take part, and which exchanges the session has.
 
-The module of the terms is only data and imports no rules. Secure modes and `[dp]` have their rules
-in other modules, which this module calls.
+The module `vfl.session.terms` contains only data, and imports no module with rules. The rules of
+secure modes and of `[dp]` are in other modules, which this module calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vfl.session.terms import Terms
 
 
 def dealer(terms: Terms) -> str | None:
-    """Return the third party that is a dealer; None if the session has no dealer."""
+    """Return the name of the dealer, a third party; None if the session has no dealer."""
     mode = secure_mode.make(terms.secure)
     if mode.helps_to_train and terms.mode != "train":
         return None
@@ -32,14 +32,17 @@ def dealer(terms: Terms) -> str | None:
 
 
 def rowless(terms: Terms) -> str | None:
-    """Return the third party without rows, a dealer or a middle party; None if there is neither."""
+    """Return the name of the party without rows (dealer or middle party).
+
+    None if there is neither.
+    """
     return dealer(terms) if terms.middle is None else terms.middle.party
 
 
 def peers(terms: Terms) -> list[str]:
     """Return the parties to which the label party has a stream.
 
-    These are the feature parties, third parties and further label parties.
+    These are the feature parties, a third party if there is one, and further label parties.
     """
     third = [] if (name := rowless(terms)) is None else [name]
     further = terms.serving if terms.mode == "serve" else terms.tasks
@@ -47,7 +50,7 @@ def peers(terms: Terms) -> list[str]:
 
 
 def window_frames(terms: Terms) -> int:
-    """Return the largest number of unread frames in transit in one direction of a stream."""
+    """Return the largest number of unread frames in transit, in one direction of a stream."""
     pairs = 1
     if terms.takers:
         pairs += max(len(terms.feature_parties), len(terms.takers))
@@ -55,12 +58,12 @@ def window_frames(terms: Terms) -> int:
 
 
 def schedule(terms: Terms, split: Split, start: int = 0) -> Iterator[Exchange]:
-    """Yield the session's exchanges over the rows of this split, starting with exchange `start`."""
+    """Yield the session's exchanges over the rows of this split, from the exchange `start` on."""
     return starting(_exchanges(terms, split), start)
 
 
 def in_flight_at(terms: Terms, split: Split, step: int) -> Iterator[Exchange]:
-    """Yield exchanges before `step` whose gradients a party may not have received at `step`."""
+    """Yield the exchanges before `step` for which gradients may still be in transit at `step`."""
     earlier = schedule(terms, split, max(0, step - terms.train.in_flight))
     return takewhile(lambda exchange: exchange.step < step, earlier)
 
@@ -81,7 +84,7 @@ def _exchanges(terms: Terms, split: Split) -> Iterator[Exchange]:
 
 
 def batch_size(terms: Terms, rows: int) -> int:
-    """Return the batch size of a training exchange, given the number of training rows."""
+    """Return the number of rows in a training batch, given the number of training rows."""
     if secure_mode.make(terms.secure).whole_epochs:
         return max(1, rows)
     return terms.train.batch_size
@@ -101,7 +104,7 @@ def _batches(terms: Terms, rows: np.ndarray) -> int | Callable[[int], Iterable[n
 
 
 def refuse_ranks(terms: Terms, split: Split, size: int) -> None:
-    """Refuse a training whose result with several ranks would differ from that with one rank.
+    """Refuse a training that several ranks would do differently from one rank.
 
     Args:
         terms: terms of the session.
@@ -109,7 +112,7 @@ def refuse_ranks(terms: Terms, split: Split, size: int) -> None:
         size: number of ranks.
 
     Raises:
-        ConfigError: a setting prevents several ranks; the error names it.
+        ConfigError: a setting does not allow several ranks; the error names the setting.
     """
     codec, defense = compression.make(terms.codec), defenses.make(terms.defense)
     epoch = takewhile(lambda one: one.epoch == 1 and one.trains, schedule(terms, split))
@@ -123,12 +126,12 @@ def refuse_ranks(terms: Terms, split: Split, size: int) -> None:
         (not _rows_apart(codec), "codec", terms.codec,
          "this codec draws, learns, or has one scale for a batch"),
         (terms.train.in_flight > 1, "train.in_flight", str(terms.train.in_flight),
-         "a checkpoint contains the frames in flight of rank 0 only"),
+         "a checkpoint of rank 0 would lack the in-flight frames of other ranks"),
         (terms.train.compile, "train.compile", "true", "a compiled model cannot use other ranks"),
         (terms.middle is not None, "middle", "a party in the middle", "it has one rank"),
         (bool(terms.tasks), "tasks", "further label parties", "they have one rank each"),
         (terms.missing_rows != "intersection", "data.missing_rows", terms.missing_rows,
-         "a share may contain none of a party's rows"),
+         "one rank's part of a batch may contain none of a party's rows"),
         (smallest < size, "train.batch_size", f"a batch of {smallest} rows",
          "every rank needs a row of every batch"),
     ):  # fmt: skip
@@ -137,7 +140,7 @@ def refuse_ranks(terms: Terms, split: Split, size: int) -> None:
                 f"{size} ranks would not train like one rank: {why}",
                 where=where,
                 got=got,
-                fix="one rank at every party, or another setting",
+                fix="set one rank at every party, or change this setting",
             )
 
 

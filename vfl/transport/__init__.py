@@ -1,7 +1,7 @@
-"""Links between parties: in one process, or over TLS sockets that reconnect.
+"""Links between parties: within one process, or over TLS connections that reconnect.
 
-Only this package uses sockets. The code of a protocol never names a class of this package; such
-code receives a `Link`.
+Only this package opens network connections between parties. The code of a protocol never names a
+class of this package; it receives an object with the interface `Link`.
 """
 
 from vfl.transport.certificates import (

@@ -1,9 +1,10 @@
-"""HTTP with a `Front`: a uvicorn server whose connections vfl accepts itself.
+"""HTTP with a `Front`, the object that limits connections: vfl accepts connections for uvicorn.
 
-uvicorn sees a TLS connection only after the handshake, and waits for a request head without a time
-limit. This module therefore accepts connections itself: each connection has a deadline for TLS and
-its first request head together, and a deadline for every later head. An application calls
-`welcome(scope)` when a request has presented a valid credential.
+uvicorn receives a TLS connection only after the handshake, and waits for a request head without a
+time limit. This module therefore accepts connections itself: each connection has one deadline for
+TLS and its first request head together, and a deadline for every later head. An application calls
+`welcome(scope)` when a request has presented a valid credential, which lifts some limits of the
+connection.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-#: Largest number of connections accepted in one turn of the event loop, and seconds to pause when
-#: no file descriptor is left.
+#: Largest number of connections that are accepted in one iteration of the event loop, and seconds
+#: of the pause when the process has no free file descriptor.
 _AT_ONCE, _REST_S = 64, 0.05
-#: Time limit in seconds for closing a TLS connection.
+#: Time limit in seconds for the closing handshake of a TLS connection.
 _CLOSE_S = 2.0
 _START_S, _TICK_S = 10.0, 0.01
 
@@ -41,13 +42,14 @@ _START_S, _TICK_S = 10.0, 0.01
 def http_config(
     app: Any, certificate: str | None, key: str | None, client_ca: str | None = None
 ) -> uvicorn.Config:
-    """Return the uvicorn configuration of vfl's HTTP listeners: quiet, TLS 1.3, no web sockets.
+    """Return the uvicorn configuration of vfl's HTTP servers: no access log, TLS 1.3 only.
 
     Args:
         app: an ASGI application.
-        certificate: PEM file of the server's certificate; None means HTTP without TLS.
+        certificate: PEM file of the server's certificate; None serves HTTP without TLS.
         key: PEM file of the certificate's private key.
-        client_ca: PEM file of the CA that must have signed clients' certificates.
+        client_ca: PEM file of the CA that must have signed clients' certificates; None requires no
+            client certificate.
     """
     config = uvicorn.Config(
         app,
@@ -71,20 +73,20 @@ def http_config(
 
 
 class LargeBodyError(Exception):
-    """The body of a request is larger than its limit."""
+    """Error: the body of a request is larger than its limit."""
 
 
 async def read_body(
     receive: Receive, most: int, patience_s: float, scope: Scope | None = None
 ) -> bytes | None:
-    """Read the whole body of a request; return None if the client disconnects before its end.
+    """Read the whole body of a request; return None if the client disconnects earlier.
 
     Args:
         receive: the ASGI receive function of the request.
         most: largest accepted size in bytes.
         patience_s: time limit in seconds for the whole body.
-        scope: ASGI scope of the request. The scope may show that the whole body has already
-            arrived; in that case, no time limit is needed.
+        scope: ASGI scope of the request. If the scope shows that the whole body has already
+            arrived, the time limit is not applied.
 
     Raises:
         LargeBodyError: the body is larger than the limit.
@@ -106,13 +108,13 @@ async def read_body(
 
 
 def announces_at_most(scope: Scope, most: int) -> bool:
-    """Return whether a request announces at most `most` bytes, or no length (as with chunks)."""
+    """Return whether a request's head announces at most `most` bytes, or no length."""
     announced = [value for key, value in scope["headers"] if key == b"content-length"]
     return all(whole_number(each, most) is not None for each in announced)
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """Return an ASGI receive function that first returns a body that was already read."""
+    """Return an ASGI receive function that first returns the given body, which was already read."""
     pending = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> MutableMapping[str, Any]:
@@ -122,7 +124,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class Connection:
-    """One connection of a server, from accept to end; only the server's loop may use it.
+    """One connection of an HTTP server; only the server's event loop may use the object.
 
     Args:
         server: server that accepted the connection.
@@ -152,22 +154,22 @@ class Connection:
         self._task = self._loop.create_task(self._open())
 
     def welcome(self) -> None:
-        """Mark the connection as known after a valid credential."""
+        """Record that a request on this connection has presented a valid credential."""
         if self.visitor is not None:
             self.visitor.welcome()
 
     def end(self) -> None:
-        """Close the connection, from any thread."""
+        """Close the connection; any thread may call this method."""
         with suppress(RuntimeError):  # the server has ended, so the event loop is closed
             self._loop.call_soon_threadsafe(self.close)
 
     def opened(self, transport: asyncio.BaseTransport) -> None:
-        """Record that TLS is established."""
+        """Record that the connection is open for HTTP: TLS is established, if there is TLS."""
         self._transport = transport
         self._server.opening.discard(self)
 
     def received(self, size: int, whole_head: bool) -> None:
-        """Record received bytes, and whether they complete a head."""
+        """Record received bytes, and whether they complete the head of a request."""
         if whole_head:
             self.begin()
         elif not self._answering:
@@ -192,7 +194,7 @@ class Connection:
             self.visitor.idle = True
 
     def left(self) -> None:
-        """Remove the ended connection from the server's list."""
+        """Remove the ended connection from the server's lists."""
         self._disarm()
         self._server.opening.discard(self)
         if self.visitor is not None:
@@ -211,7 +213,7 @@ class Connection:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     async def _open(self) -> None:
-        """Do the TLS handshake, if there is TLS, and pass the socket to uvicorn's protocol."""
+        """Do the TLS handshake, if any, and pass the socket to uvicorn's protocol object."""
         context = self._server.context()
         patience = self._limits.head_s if context else None
         try:
@@ -235,16 +237,16 @@ class Connection:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server, with connections that a `Front` admits.
+    """uvicorn's server for connections that a `Front` admits.
 
     Args:
-        config: configuration of uvicorn; the server opens only its host and port.
-        front: rules for strangers.
+        config: configuration of uvicorn; the server listens only at its host and port.
+        front: object that limits connections of clients without a valid credential.
         signals: whether the server handles SIGINT and SIGTERM; if not, the caller handles them.
 
     Attributes:
         front: the argument.
-        opening: connections whose TLS handshake is not complete.
+        opening: connections whose TLS handshake has not ended.
     """
 
     def __init__(
@@ -256,7 +258,7 @@ class HttpServer(uvicorn.Server):
         self._signals, self._files = signals, _stamps(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and start the application."""
+        """Start the application, and listen."""
         listening = sockets or [listen(self.config.host, self.config.port)]
         self.config.loaded_app = _Noted(self.config.loaded_app)
         self._listeners = [_Listener(each, self) for each in listening]
@@ -271,10 +273,11 @@ class HttpServer(uvicorn.Server):
         return super().capture_signals() if self._signals else nullcontext()
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the TLS context for a new connection, made from the present certificate file.
+        """Return the TLS context for a new connection; it contains the present certificate file.
 
-        Open connections keep their context. During a renewal, certificate and key may not match for
-        a moment; during that time, the method returns the previous context.
+        Open connections keep the context with which they started. While a certificate is renewed,
+        certificate and key may not match for a moment; meanwhile, the method returns the previous
+        context.
         """
         config, now = self.config, _stamps(self.config)
         if config.ssl is not None and now and now != self._files:
@@ -295,7 +298,7 @@ class HttpServer(uvicorn.Server):
         return config.ssl
 
     def start(self, listening: socket.socket, name: str) -> None:
-        """Serve in a thread with this name; return when the server has started.
+        """Run the server in a thread with this name; return when the server accepts connections.
 
         Raises:
             UserError: the server does not start within ten seconds.
@@ -326,7 +329,7 @@ class HttpServer(uvicorn.Server):
 
 
 def _stamps(config: uvicorn.Config) -> tuple[int, ...]:
-    """Return the modification times of a certificate and its key; empty without a certificate."""
+    """Return the modification times of the certificate file and the key file; empty without TLS."""
     files = [one for one in (config.ssl_certfile, config.ssl_keyfile) if one is not None]
     try:
         return tuple(Path(one).stat().st_mtime_ns for one in files)
@@ -335,7 +338,7 @@ def _stamps(config: uvicorn.Config) -> tuple[int, ...]:
 
 
 class _Listener:
-    """A listening socket of an asyncio loop, with the interface of `uvicorn.Server.servers`."""
+    """A listening socket, with the methods that uvicorn calls on items of `Server.servers`."""
 
     def __init__(self, listening: socket.socket, server: HttpServer) -> None:
         listening.setblocking(False)
@@ -357,7 +360,7 @@ class _Listener:
             connection.close()
 
     async def wait_closed(self) -> None:
-        """Do nothing, because there is nothing to wait for."""
+        """Do nothing, because `close` has already ended the accepting."""
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
@@ -396,16 +399,16 @@ class _Noted:
             await self._app(scope, receive, send)
         finally:
             connection.answered()
-            # Uvicorn has passed the connection to its websocket protocol.
+            # Uvicorn has passed the connection to its websocket protocol object.
             if scope["type"] == "websocket":
                 connection.left()
 
 
 class _Joined:
-    """A transport that joins all writes of one turn of the event loop into one.
+    """A transport that combines all writes of one iteration of the event loop into one write.
 
     uvicorn writes the head and the body of a response separately. The first write would wake the
-    client, which on a busy machine delays the second write.
+    client's process, which on a busy machine would delay the second write.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -430,7 +433,7 @@ class _Joined:
 
 
 class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP protocol, with deadlines for request heads and a single write per response."""
+    """uvicorn's HTTP protocol, with deadlines for request heads, and one write per response."""
 
     def __init__(self, connection: Connection, **options: Any) -> None:
         super().__init__(**options)

@@ -224,7 +224,7 @@ def test_records_that_were_counted_are_not_lost_in_silence(ledger):
             pass
     file.unlink()
     with (
-        pytest.raises(RunFolderError, match="messages sent in a training is missing"),
+        pytest.raises(RunFolderError, match="messages sent in this training is missing"),
         ledger.session(terms_of(defense=NOISE)),
     ):
         pass

@@ -213,7 +213,7 @@ def test_an_owner_who_writes_it_anew_is_noticed_with_a_peer_and_not_without(thre
     assert check(three).holds, "its owner has the key"
     found = check(three, peers=peer)
     assert not found.holds
-    assert any("written anew" in problem for problem in found.problems)
+    assert any("rewritten afterwards" in problem for problem in found.problems)
 
 
 def test_a_head_kept_of_another_party_says_nothing_of_this_one(three, tmp_path):
@@ -230,7 +230,7 @@ def test_after_a_restore_the_log_contradicts_what_peers_met(three):
     found = check(three, peers=[peer])
     assert "restored" in [line.event for line in found.lines]
     assert not found.holds
-    assert any("written anew" in one for one in found.problems)
+    assert any("rewritten afterwards" in one for one in found.problems)
 
 
 def test_a_torn_last_line_is_written_over(tmp_path):

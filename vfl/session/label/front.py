@@ -1,6 +1,6 @@
-"""Interface of the service that receives queries for a serving label party.
+"""Interface of the front: the service through which clients query a label party's trained run.
 
-`vfl.serving` implements the interface as an HTTP service.
+`vfl.serving` implements this interface as an HTTP service.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from vfl.datasets.table import Classes
 from vfl.session.drift import Drift
 from vfl.session.label.asking import ServingParty
 
-#: Interval at which the service checks for the next run, and for the end of a run, in seconds.
+#: Seconds between two checks whether a client requested another run, and whether the present run
+#: has ended.
 _LOOK_S = 0.1
-#: Longest wait for a retired run to end, before the next requested run is looked up, in seconds.
+#: Longest wait in seconds for the end of the replaced run's session, before the service handles the
+#: next requested run.
 _END_S = 10.0
 
 
 class ServingFront:
-    """Receives queries about rows and passes them to a session.
+    """Receives clients' queries about rows, and passes the queries to a session.
 
     Attributes:
         welcome: address of the service, as text for users.
-        tasks: further label parties that serve at the same time.
-        partial: whether the service may answer, and the model can answer, while a feature party is
-            absent.
+        tasks: further label parties that serve the same run at the same time.
+        partial: whether the service answers while a feature party is absent; the operator must
+            allow this, and the model must be able to.
     """
 
     partial: bool = False
@@ -39,22 +41,23 @@ class ServingFront:
 
     @classmethod
     def open_lead(cls, party: PartyFile, run: str) -> ServingFront:
-        """Open the front of the leading label party for its own run.
+        """Open the front (HTTP service) of the leading label party for a run of this party.
 
         Raises:
             RunFolderError: the settings in the run's folder cannot be read.
-            UserError: the address is in use or invalid, or is open to others without TLS.
+            UserError: the address is in use or invalid, or other machines can reach the address
+                without TLS.
         """
         raise NotImplementedError
 
     @classmethod
     def open_task(cls, party: PartyFile, folder: Path, ended: Callable[[], bool]) -> ServingFront:
-        """Open the front of a further label party, for this party's part of the run.
+        """Open the front (HTTP service) of a further label party, for this party's part of the run.
 
         Args:
             party: the party's own file.
             folder: folder of this party's part of the run.
-            ended: function that returns whether the session has ended.
+            ended: function that returns whether the session of the leading label party has ended.
 
         Raises:
             UserError: see `open_lead`.
@@ -63,7 +66,7 @@ class ServingFront:
 
     @property
     def was_ready(self) -> bool:
-        """Return whether the service could answer rows at least once."""
+        """Return whether the service has been able to answer rows at least once."""
         raise NotImplementedError
 
     def show(
@@ -74,47 +77,52 @@ class ServingFront:
         classes: Classes | None,
         drift: Drift,
     ) -> None:
-        """Set the model and the tables that the next session serves."""
+        """Set the model and the tables for the next session."""
         raise NotImplementedError
 
     def following(self) -> Path | None:
-        """Return the folder of the next run that a client requests, once per request; else None."""
+        """Return the folder of a run to which a client asks to switch, once per request.
+
+        Otherwise None.
+        """
         raise NotImplementedError
 
     def successor(self) -> ServingFront:
-        """Return a front of the same service for another run; it will replace the present run.
+        """Return a front of the same service for another run, which will replace the present run.
 
-        The present run answers the requests that already wait; then `play` of this front returns.
+        The present run answers the requests that already wait; then `play` of the present front
+        returns.
         """
         raise NotImplementedError
 
     def retire(self) -> None:
-        """Make `play` return after the waiting requests are answered."""
+        """Make `play` return as soon as the waiting requests are answered."""
         raise NotImplementedError
 
     def refused(self, run: str, error: VFLError) -> None:
-        """Report to the client that requested a run why this run is not served."""
+        """Answer the client that requested this run with the reason why the run is not served."""
         raise NotImplementedError
 
     def play(self, serving: ServingParty) -> None:
-        """Start to serve, and query rows for the clients' requests until the front is retired.
+        """Query rows for the clients' requests until the front is retired.
 
-        An error that ends the session early is raised to the caller.
+        This method waits until then. If an error ends the session early, the method raises this
+        error.
         """
         raise NotImplementedError
 
     def waits_for(self, parties: Sequence[str]) -> None:
-        """Announce that the session starts when these parties have attached."""
+        """Announce to clients that the session starts when these parties have connected."""
         raise NotImplementedError
 
     def waits_for_alignment(self) -> None:
-        """Announce that the session starts when the rows of new tables are aligned."""
+        """Announce that the session starts when new tables have been aligned."""
         raise NotImplementedError
 
     def lost(self, error: VFLError) -> bool:
-        """Answer requests with an error until all parties have returned.
+        """After a party was lost, answer requests with an error until all parties have returned.
 
-        Return whether the session should wait for the parties.
+        The result is whether the caller should wait for the parties and restart the session.
         """
         raise NotImplementedError
 
@@ -123,12 +131,12 @@ class ServingFront:
         raise NotImplementedError
 
 
-#: Function that runs the session of one run behind a front, until the front is retired or closed.
+#: Function that runs the session of one run for a front, until the front is retired or closed.
 Play = Callable[[ServingFront], object]
 
 
 class _Turn:
-    """One run served by a front in its own thread."""
+    """One served run, whose session runs in a separate thread."""
 
     def __init__(self, run: str, front: ServingFront, play: Play) -> None:
         self.run, self.front, self._play = run, front, play
@@ -137,16 +145,19 @@ class _Turn:
         self._thread.start()
 
     def is_over(self, wait_s: float | None = None) -> bool:
-        """Return whether the session of this turn has ended, waiting at most `wait_s` seconds."""
+        """Return whether the session has ended; wait at most `wait_s` seconds for its end."""
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 
     def again(self) -> _Turn:
-        """Return a new turn that serves the same run with a successor of this front."""
+        """Return a new turn that serves the same run again, with a successor of this front."""
         return _Turn(self.run, self.front.successor(), self._play)
 
     def took_over(self) -> bool:
-        """Wait until the front can answer rows, and return True, or until it has failed."""
+        """Wait until the front can answer rows or its session has ended.
+
+        Return whether it could answer.
+        """
         while not self.front.was_ready:
             if self.is_over(_LOOK_S):
                 return self.front.was_ready
@@ -166,22 +177,23 @@ def serve_in_turn(
     opened: Callable[[Path], Play],
     say: Callable[[str], object],
 ) -> list[str]:
-    """Serve a run, and then each run that clients request, without a gap between two runs.
+    """Serve a run, then each run to which clients ask to switch, without interruption.
 
-    The session of the next run begins while the present run still answers. The next run replaces
-    the present run when it can answer rows; if it cannot be served, the present run stays. Further
-    label parties serve at separate addresses, which only one session at a time can use; with such
-    parties, the present session ends first.
+    The session of the next run begins while the present run still answers. When the next run can
+    answer rows, it replaces the present run; if it fails before, the service continues with the
+    present run. Further label parties serve at separate addresses, which only one session at a time
+    can use; if there are such parties, the present session therefore ends first.
 
     Args:
-        front: the service that receives the queries.
-        run: name of the run that is served first.
+        front: the front (HTTP service) that receives the queries.
+        run: name of the run with which the service starts.
         play: function that runs the session of the first run.
-        opened: function that takes a run's folder and returns the play function for this run.
-        say: function that receives the reason why a requested run is not served.
+        opened: function that takes a run's folder and returns the function that runs sessions of
+            this run.
+        say: function that is called with the reason why a requested run is not served.
 
     Returns:
-        The names of the served runs, in order.
+        The names of all served runs, in the order of serving.
 
     Raises:
         VFLError: the error that ended the session of the last served run.
@@ -211,7 +223,7 @@ def serve_in_turn(
     return served
 
 
-#: The front is registered by name, because only a serving party needs the packages of an HTTP
+#: The front is registered by name, because only a party that serves needs the packages of an HTTP
 #: server.
 FRONTS: Registry[ServingFront] = Registry(
     kind="front",

@@ -1,8 +1,8 @@
-"""Counts of a phase's rows; tables of scores, classes and residuals are made from them.
+"""Counts of evaluated rows, from which tables of scores, classes and residuals are made.
 
-For two classes, rows are counted by score, which is the probability of the second class or the
-points of a scorecard. For more classes, rows are counted by class and predicted class. For a
-regression, residuals are averaged over rows with neighbouring predictions.
+For two classes, rows are counted by their score: the probability of the second class, or the points
+of a scorecard. For more classes, rows are counted by true class and predicted class. For a
+regression, residuals (label minus prediction) are averaged over rows with similar predictions.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch import Tensor
 from vfl.core.errors import DataError
 from vfl.session.drift import population_stability_index
 
-#: Largest number of groups of rows with neighbouring probabilities; with fewer rows, each row forms
-#: a group.
+#: Largest number of groups into which rows are sorted by probability; with fewer rows, each row may
+#: form its own group.
 GROUPS = 1000
 _BANDS = 10
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Rows grouped by equal or neighbouring scores.
+    """Counts of rows in groups of equal or similar scores.
 
     Attributes:
-        values: the common score of each group, or the mean of its scores, ascending, axes
-            (groups,).
-        counts: number of rows of the first and of the second class, int64, axes (groups, 2).
+        values: score of each group (the mean if scores differ), ascending, axes (groups,).
+        counts: number of rows of the first class and of the second class in each group, int64, axes
+            (groups, 2).
     """
 
     values: np.ndarray
@@ -52,13 +52,14 @@ class Scored:
 
     @classmethod
     def of(cls, logits: Tensor, codes: Tensor) -> Scored | None:
-        """Count rows by the probability of the second class, in groups of about equal size.
+        """Count rows by the second class's probability, in groups with similar row counts.
 
-        Equal probabilities share a group. The result is None if an output is not finite.
+        Rows with equal probabilities are in the same group. The result is None if an output is not
+        finite.
 
         Args:
             logits: logits, axes (rows, 2).
-            codes: classes 0 and 1, axes (rows,).
+            codes: class of each row, 0 or 1, axes (rows,).
 
         >>> logits = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 9.0]])
         >>> Scored.of(logits, torch.tensor([0, 1, 1])).counts.tolist()
@@ -77,10 +78,10 @@ class Scored:
 
     @classmethod
     def read(cls, record: Any) -> Scored:
-        """Read a record that `record` made.
+        """Parse a record that the method `record` returned.
 
         Raises:
-            DataError: the record has another form.
+            DataError: the record has a different form.
         """
         try:
             found = cls(np.array(record["probability"], float), np.array(record["counts"], int))
@@ -91,12 +92,12 @@ class Scored:
         return found
 
     def record(self) -> Mapping[str, Any]:
-        """Return a record for JSON."""
+        """Return the counts as a record for JSON."""
         return {"probability": self.values.tolist(), "counts": self.counts.tolist()}
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of all counted rows."""
         return int(self.counts.sum())
 
     @property
@@ -111,12 +112,12 @@ class Scored:
         return Scored(values, counts)
 
     def auc(self, of: int = 1) -> float:
-        """Return the probability that a row of one class scores above a row of the other class.
+        """Return the probability that a row of class `of` has a larger score than other rows.
 
-        Equal scores count half. The result is NaN if a class has no rows.
+        Only pairs of rows from both classes count; pairs with equal scores count half. The result is NaN if a class has no rows.
 
         Args:
-            of: class 0 or 1, whose rows should have the higher scores.
+            of: class (0 or 1) whose rows should have the larger scores.
         """
         above, below = self.counts[:, of], self.counts[:, 1 - of]
         if not above.any() or not below.any():
@@ -129,7 +130,9 @@ class Scored:
         return 2 * self.auc(of) - 1
 
     def kolmogorov_smirnov(self) -> float:
-        """Return the largest distance of two classes' distributions; NaN if a class is empty.
+        """Return the largest distance between the two classes' score distributions.
+
+        NaN if one is empty.
 
         >>> Scored.counted(np.array([1, 2, 3, 4]), np.array([1, 1, 0, 1])).kolmogorov_smirnov()
         0.6666666666666666
@@ -141,13 +144,13 @@ class Scored:
         return float(np.abs(apart[:, 0] - apart[:, 1]).max())
 
     def bands(self, most: int = _BANDS, *, highest_first: bool = False) -> list[Scored]:
-        """Split the rows into bands of neighbouring scores with nearly equal numbers of rows.
+        """Divide the rows by score into bands with nearly equal numbers of rows.
 
         Args:
             most: largest number of bands.
-            highest_first: whether the highest band comes first. A group of equal scores then
-                belongs to the band of its first row. Otherwise the lowest band comes first, and a
-                group belongs to the band of its middle row.
+            highest_first: whether the band with the highest scores comes first. In this case, a
+                group of equal scores belongs to the band of its first row. Otherwise the band with
+                the lowest scores comes first, and a group belongs to the band of its middle row.
         """
         rows = self.counts.sum(axis=1)
         if highest_first:
@@ -159,9 +162,9 @@ class Scored:
         return [Scored(self.values[band == one], self.counts[band == one]) for one in order]
 
     def stability(self, other: Scored, most: int = _BANDS) -> float:
-        """Return the population stability index of the rows in `other`, relative to the rows here.
+        """Return the population stability index of the rows in `other`, compared with these.
 
-        The index compares the numbers of rows in this object's score bands.
+        Both sets of rows are counted in this object's score bands.
         """
         starts = [band.values[0] for band in self.bands(most)][1:]
 
@@ -180,8 +183,8 @@ class Guessed:
 
     Attributes:
         counts: number of rows by true class and predicted class, int64, axes (classes, classes).
-        sure: rows by the probability of the predicted class; rows with a correct prediction count
-            as rows of the second class.
+        sure: counts of rows by the probability of their predicted class; here a correct prediction
+            counts as the second class.
     """
 
     counts: np.ndarray
@@ -189,7 +192,7 @@ class Guessed:
 
     @classmethod
     def of(cls, logits: Tensor, codes: Tensor) -> Guessed | None:
-        """Count rows; return None if an output is not finite.
+        """Count rows by their logits; return None if an output is not finite.
 
         Args:
             logits: logits, axes (rows, classes).
@@ -211,10 +214,10 @@ class Guessed:
 
     @classmethod
     def read(cls, record: Any) -> Guessed:
-        """Read a record that `record` made.
+        """Parse a record that the method `record` returned.
 
         Raises:
-            DataError: the record has another form.
+            DataError: the record has a different form.
         """
         try:
             found = cls(np.array(record["guesses"], int), Scored.read(record["sure"]))
@@ -225,7 +228,7 @@ class Guessed:
         return found
 
     def record(self) -> Mapping[str, Any]:
-        """Return a record for JSON."""
+        """Return the counts as a record for JSON."""
         return {"guesses": self.counts.tolist(), "sure": self.sure.record()}
 
     def precision(self) -> np.ndarray:
@@ -233,11 +236,14 @@ class Guessed:
         return _shares(np.diag(self.counts), self.counts.sum(axis=0))
 
     def recall(self) -> np.ndarray:
-        """Return the recall of each class; NaN for a class without rows, axes (C,)."""
+        """Return each class's recall; NaN for a class without rows, axes (C,)."""
         return _shares(np.diag(self.counts), self.counts.sum(axis=1))
 
     def f1(self) -> np.ndarray:
-        """Return F1 of each class against the rest; NaN if the class never occurs, axes (C,)."""
+        """Return each class's F1 against all others.
+
+        NaN for a class that never occurs, axes (C,).
+        """
         either = self.counts.sum(axis=0) + self.counts.sum(axis=1)
         return _shares(2 * np.diag(self.counts), either)
 
@@ -249,11 +255,11 @@ def _shares(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Residuals of a regression, label minus prediction, in bands of neighbouring predictions.
+    """Residuals of a regression (label minus prediction), in bands of similar predictions.
 
     Attributes:
-        bands: for each band the number of rows, the means of prediction, label and absolute
-            residual, and the root of the mean squared residual; lowest predictions first, axes
+        bands: for each band: number of rows, mean prediction, mean label, mean absolute residual,
+            and root mean squared residual; the band with the lowest predictions comes first, axes
             (bands, 5).
     """
 
@@ -261,7 +267,7 @@ class Residuals:
 
     @classmethod
     def of(cls, answers: Tensor, labels: Tensor, most: int = _BANDS) -> Residuals | None:
-        """Count rows; return None if a prediction is not finite.
+        """Compute the bands from predictions and labels; return None if a prediction is not finite.
 
         Args:
             answers: predictions, axes (rows, 1).
@@ -288,10 +294,10 @@ class Residuals:
 
     @classmethod
     def read(cls, record: Any) -> Residuals:
-        """Read a record that `record` made.
+        """Parse a record that the method `record` returned.
 
         Raises:
-            DataError: the record has another form.
+            DataError: the record has a different form.
         """
         try:
             found = cls(np.array(record["residuals"], float))
@@ -302,5 +308,5 @@ class Residuals:
         return found
 
     def record(self) -> Mapping[str, Any]:
-        """Return a record for JSON."""
+        """Return the bands as a record for JSON."""
         return {"residuals": self.bands.tolist()}

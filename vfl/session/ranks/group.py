@@ -1,20 +1,21 @@
-"""The ranks of one party: processes that divide each batch among them and have equal models.
+"""The ranks of one party: processes that divide each batch among them and have copies of one model.
 
     batch -> rank r's rows -> bottom -> cut -> rank r of the label party -> gradient of that cut
     gradients of the weights, summed over the ranks -> the same optimiser step at each rank
 
-At every rank of the label party the loss is that of the whole batch: the rows of rank r have the
-same weight as in the whole batch. The gradients of all ranks therefore add up to the gradient that
-a single rank would compute, even if the ranks have different numbers of rows.
-`DistributedDataParallel` averages gradients instead, which is right only for equal numbers of rows.
-It also expects one backward pass from one loss, but a split model has two backward passes (Li et
-al. 2020, PyTorch Distributed, section 3.1). This module uses the operation on which
-`DistributedDataParallel` is built: one all-reduce per step, by gloo, or by NCCL between GPUs.
+At every rank of the label party the loss is that of the whole batch: each row of rank r has the
+same weight in the loss as in the whole batch. The gradients of all ranks therefore add up to the
+gradient that a single rank would compute, even if the ranks have different numbers of rows.
+`DistributedDataParallel` averages gradients instead, which is correct only if all ranks have equal
+numbers of rows. `DistributedDataParallel` also expects a single backward pass from one loss, but a
+split model has two backward passes (Li et al. 2020, PyTorch Distributed, section 3.1). This module
+therefore uses only the operation on which `DistributedDataParallel` is built: one all-reduce per
+step, with gloo, or with NCCL between GPUs.
 
-Batch norm computes its statistics over the rows of all ranks, in the forward and the backward pass,
-like torch's `SyncBatchNorm`, which supports only GPUs. Other layers that combine several rows would
-see only the rows of one rank: `fit` and `vfl.session.rules.refuse_ranks` refuse every setting whose
-result would differ from the result of one rank.
+Batch normalisation computes its statistics over the rows of all ranks, in the forward and the
+backward pass, like torch's `SyncBatchNorm`, which supports only GPUs. Other layers that combine
+several rows would see only the rows of one rank: `fit` and `vfl.session.rules.refuse_ranks` refuse
+every setting with which several ranks would train a different model from one rank.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from vfl.core.torch_internals import OptimizerFactory, before_steps, gloo_at
 from vfl.core.traffic import Ledger, Traffic
 from vfl.session.schedule import Exchange
 
-#: Address at which ranks on one machine connect to each other. The traffic of gloo and NCCL is not
-#: encrypted, and gloo accepts any process that reaches its port; ranks on several machines use
-#: streams instead.
+#: Address at which ranks on one machine connect to each other: only processes of this machine can
+#: reach it. The reason: gloo and NCCL do not encrypt their traffic, and gloo accepts any process
+#: that reaches its port; ranks on several machines use encrypted streams instead.
 LOOPBACK = "127.0.0.1"
-#: Layers that treat every row separately and draw no random numbers. A subclass of such a layer may
-#: mix rows or draw random numbers.
+#: Layer classes that treat every row separately and draw no random numbers. Subclasses of these
+#: classes are not included, because they may mix rows or draw random numbers.
 _ROWS_APART = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.ReLU,
@@ -52,29 +53,33 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 class Group(Protocol):
-    """Collective operations of a party's ranks; every rank has to call them.
+    """Collective operations of a party's ranks; every rank has to call each operation.
 
     Raises:
-        LostRankError: another rank ended, or was silent for too long; every method raises it.
+        LostRankError: another rank has ended, or sent nothing for too long; every method may raise
+            this error.
     """
 
     def add_up(self, values: Tensor) -> None:
-        """Replace values in place by their sum over all ranks, equal bit by bit at each rank."""
+        """Replace values in place by their sum over all ranks.
+
+        The sum is equal bit for bit at each rank.
+        """
 
     def spread(self, values: Tensor) -> None:
-        """Replace values in place by the values of rank 0."""
+        """Replace values in place by the values that rank 0 passes."""
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """Return the values of every rank, ordered by rank, each with the same axes."""
+        """Return the values that each rank passes, ordered by rank; all must have the same axes."""
 
 
 class TorchGroup:
-    """Process groups of torch, between ranks on one machine.
+    """Collective operations between ranks on one machine, with process groups of torch.
 
     Args:
         party: party of the ranks, for error messages.
-        group: a gloo group for all other values.
-        of_weights: group for the gradients; on GPUs it differs from `group`.
+        group: a gloo group, for everything except gradients.
+        of_weights: group for the gradients; with GPUs, it is an NCCL group.
     """
 
     def __init__(self, party: str, group: Any, of_weights: Any = None) -> None:
@@ -100,23 +105,23 @@ class TorchGroup:
 
 
 class Ranks:
-    """One rank of a party, with its group; without arguments, the party's only rank.
+    """One rank (process) of a party, with its group; without arguments, the party's only rank.
 
     Every method except `share` is collective: all ranks of the party must call it at the same
     point.
 
     Args:
-        party: party of the ranks, for error messages.
+        party: party to which the ranks belong, for error messages.
         rank: number of this process, from 0; only rank 0 writes the party's files.
-        size: number of ranks.
-        group: group of all ranks.
+        size: number of ranks of the party.
+        group: collective operations of all ranks; None for a single rank.
 
     Attributes:
         alone: whether this is the only rank.
 
     Raises:
-        LostRankError: another rank ended, or was silent for too long; every collective method
-            raises it.
+        LostRankError: another rank has ended, or sent nothing for too long; every collective method
+            may raise this error.
     """
 
     def __init__(
@@ -130,19 +135,19 @@ class Ranks:
     def join_group(
         cls, party: str, rank: int, size: int, store: Any, timeout_s: float, device: str = "cpu"
     ) -> Ranks:
-        """Form the group of the ranks on one machine, after all ranks are ready.
+        """Form the group of the ranks on one machine; return when all ranks have joined.
 
         Args:
             party: party of the ranks.
             rank: number of this process.
             size: number of ranks.
-            store: torch's key-value store, to which all ranks are connected.
-            timeout_s: the longest time that a rank may keep the other ranks waiting.
-            device: device of the models; gradients on GPUs travel by NCCL.
+            store: torch's key-value store, through which the ranks find each other.
+            timeout_s: longest time in seconds that a rank may keep the other ranks waiting.
+            device: device of the models; NCCL transfers gradients between GPUs.
         """
         from torch import distributed
 
-        # These groups are separate from torch's global group.
+        # These process groups are separate from torch's default group.
         with _named(party):
             group = gloo_at(LOOPBACK, store, rank, size, timeout_s)
             of_weights = None
@@ -152,7 +157,7 @@ class Ranks:
         return cls(party, rank, size, TorchGroup(party, group, of_weights))
 
     def share(self, exchange: Exchange) -> Exchange:
-        """Restrict the exchange to this rank's rows: consecutive rows, in nearly equal shares.
+        """Restrict an exchange to this rank's rows, about as many as at each other rank.
 
         >>> whole = Exchange(0, "train", 1, np.arange(5), last=True)
         >>> [Ranks("a", rank, 2).share(whole).rows.tolist() for rank in (0, 1)]
@@ -163,25 +168,26 @@ class Ranks:
         return replace(exchange, rows=np.array_split(exchange.rows, self.size)[self.rank])
 
     def together(self, build: OptimizerFactory) -> OptimizerFactory:
-        """Build optimisers that sum the gradients of all ranks before every step."""
+        """Wrap an optimiser factory: its optimisers sum all ranks' gradients before a step."""
         return build if self.alone else before_steps(build, self._sum_gradients)
 
     def whole(self, outputs: Tensor, loss: float, rows: int) -> tuple[Tensor, float]:
-        """Collect the outputs and losses that all ranks computed for a batch.
+        """Collect the outputs and losses that all ranks have computed for a batch.
 
         Args:
             outputs: outputs of this rank's rows; axes (this rank's rows, outputs).
-            loss: this rank's part of the batch's mean loss.
+            loss: this rank's summand of the batch's mean loss.
             rows: number of rows of the whole batch.
 
         Returns:
-            Outputs of all rows in the batch's order, axes (rows, outputs), and the sum of the
-            losses.
+            Outputs of all rows in the batch's order, axes (rows, outputs), and the batch's mean
+            loss.
         """
         if self.alone:
             return outputs, loss
         counts = [len(part) for part in np.array_split(np.arange(rows), self.size)]
-        # One message per rank: the first row contains the loss, and the last row may be padding.
+        # Each rank sends one message: its first row contains the loss, and its last row may be
+        # padding.
         mine = outputs.new_zeros(1 + counts[0], outputs.shape[1], device="cpu")
         mine[0], mine[1 : 1 + len(outputs)] = loss, outputs
         found = self._group.gather(mine)
@@ -196,11 +202,11 @@ class Ranks:
         return summed
 
     def spread(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Send the state of rank 0 to every rank.
+        """Send a state from rank 0 to every rank, and return it.
 
         Args:
-            state: tensors, numbers and texts in mappings and lists; only the state of rank 0 is
-                used.
+            state: tensors, numbers and texts in mappings and lists; the argument of other ranks is
+                ignored.
         """
         if self.alone:
             return state
@@ -221,9 +227,9 @@ class Ranks:
         return found
 
     def count_at_first(self, counts: Sequence[int]) -> list[int]:
-        """Return the sums of the counts over all ranks at rank 0, and zeros at the other ranks.
+        """Sum counts over all ranks; return the sums at rank 0, and zeros at the other ranks.
 
-        The other ranks have zeros, so that no byte is counted twice if all counts are added.
+        Because of the zeros, no byte is counted twice if the results of all ranks are added.
         """
         if self.alone:
             return list(counts)
@@ -232,7 +238,7 @@ class Ranks:
         return [int(one) for one in (sums if self.rank == 0 else torch.zeros_like(sums))]
 
     def merge(self, ledger: Ledger, parties: Sequence[str]) -> None:
-        """Move the byte counts of every rank to rank 0's ledger; waiting times are not moved."""
+        """Move the byte counts of all ranks to rank 0's ledger; waiting times are not moved."""
         if self.alone:
             return
         keys = list(product(parties, ("up", "down"), ("train", "evaluate", "control")))
@@ -252,7 +258,10 @@ class Ranks:
     def metered(
         self, schedule: Iterable[Exchange], counted: MutableMapping[str, int]
     ) -> Iterator[Exchange]:
-        """Yield the same exchanges; after each epoch, rank 0 gets the byte counts of all ranks."""
+        """Yield the same exchanges.
+
+        After each epoch, move the byte counts of all ranks to rank 0.
+        """
         for _, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             yield from exchanges
             counted.update(zip(counted, self.count_at_first(list(counted.values())), strict=True))
@@ -263,9 +272,9 @@ class Ranks:
         return self._together
 
     def _sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
-        """Sum all gradients over the ranks with one message.
+        """Replace all gradients by their sums over the ranks, with one message per rank.
 
-        The message also states which weights have a gradient at any of the ranks.
+        The message also contains which weights have a gradient at this rank.
         """
         flat = [w.new_zeros(w.numel()) if w.grad is None else w.grad.reshape(-1) for w in weights]
         known = flat[0].new_tensor([float(weight.grad is not None) for weight in weights])
@@ -280,9 +289,9 @@ ALONE = Ranks()
 
 
 class _named:
-    """Convert any error that torch raises in the block to the error for a lost rank.
+    """Convert a torch error in the `with` block to the error for a lost rank.
 
-    Torch's own error would name only the address of the rank.
+    Torch's error would name only the network address of the rank.
     """
 
     def __init__(self, party: str) -> None:
@@ -302,19 +311,19 @@ def lost(party: str, rank: int | None = None, how: str | None = None) -> LostRan
     Args:
         party: party of the rank.
         rank: number of the rank; None if it is unknown.
-        how: text such as the exit code, which states how the process ended.
+        how: text that states how the rank's process ended, for example its exit code.
     """
     return LostRankError(
         f"{'a rank' if rank is None else f'rank {rank}'} of party '{party}' was lost",
-        got=how or "its connection to the other ranks broke, or it was silent for too long",
+        got=how or "its connection to the other ranks broke, or it sent nothing for too long",
     )
 
 
 def fit(model: nn.Module, ranks: Ranks) -> None:
-    """Make batch norms use the rows of all ranks; refuse other layers that mix rows or draw.
+    """Let batch norms use the rows of all ranks; refuse other layers that mix rows or draw numbers.
 
     Raises:
-        SpecError: a layer does not support several ranks; the error names it.
+        SpecError: a layer of the model does not support several ranks; the error names the layer.
     """
     if ranks.alone:
         return
@@ -332,12 +341,12 @@ def fit(model: nn.Module, ranks: Ranks) -> None:
                 "rank's share",
                 where=f"layer '{name}'",
                 got=type(part).__name__,
-                fix="a model without this layer, or one rank at every party",
+                fix="use a model without this layer, or one rank at every party",
             )
 
 
 class _Total(torch.autograd.Function):
-    """Sum over all ranks; the gradient of the sum is the sum of the ranks' gradients."""
+    """Sum of a tensor over all ranks; the backward pass sums the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ranks: Ranks) -> Tensor:
@@ -353,9 +362,9 @@ def _normalised(norm: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
     """Compute batch norm over the rows of all ranks (Ioffe and Szegedy 2015, algorithm 1).
 
     Args:
-        norm: torch's layer, with its weights and running statistics.
-        ranks: the ranks whose rows count in the statistics.
-        inputs: inputs, axes (rows, channels, ...).
+        norm: torch's batch normalisation layer, with its weights and running statistics.
+        ranks: the ranks whose rows enter the statistics.
+        inputs: inputs of the layer, axes (rows, channels, ...).
     """
     if not norm.training:
         means, variances = norm.running_mean, norm.running_var
@@ -372,7 +381,8 @@ def _normalised(norm: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
     count = sums[-1]
     mean = sums[:-1] / count
     centred = inputs - mean.view(shape)
-    variance = total((centred**2).sum(axes)) / count  # centred first, against cancellation
+    # subtract the mean first, which avoids cancellation
+    variance = total((centred**2).sum(axes)) / count
     outputs: Tensor = centred * torch.rsqrt(variance + norm.eps).view(shape)
     with torch.no_grad():
         norm.running_mean.lerp_(mean, norm.momentum)

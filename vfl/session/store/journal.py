@@ -1,16 +1,16 @@
-"""Journal of sent messages, so that no exchange is sent again with other contents.
+"""Journal of sent messages: it prevents that an exchange is sent again with different contents.
 
-Private random draws are derived from the name of a run and the number of an exchange, or from the
-values that they hide. A label party decides how often a training begins, and its gradients
-determine the next cut of a feature party. If an exchange were repeated with other contents, the
-receiver could average out the noise, or subtract two cuts with the same random draws. A party
-therefore records a SHA-256 of every exchange before it sends the frame, and refuses to send other
-contents under the same number.
+A party's private random numbers are derived from the run's name and the exchange's number, or from
+the values that the numbers hide. A label party decides how often a training begins, and the
+gradients that it sends determine the next cut of a feature party. If an exchange were repeated with
+different contents, the receiver could average out the noise, or subtract two cuts that were hidden
+by the same random numbers. A party therefore records a SHA-256 of every exchange before it sends
+the frame, and refuses to send different contents under the same exchange number.
 
-A record is written without fsync: a record survives any end of the process. A power failure may
-lose the records since the start of the last epoch. The digest in each record depends on all earlier
-records. If the process was killed while it wrote a record, the incomplete record is ignored: it is
-the last one, and its message was never sent.
+A record is written without fsync: a record is kept however the process ends. After a power failure,
+the records since the start of the last epoch may be lost. The digest in each record depends on all
+earlier records. If the process was killed while it wrote a record, the incomplete record is
+ignored: this record is the last one, and its message was never sent.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ _RECORD_BYTES = _KEY.size + _DIGEST_BYTES + _TAG_BYTES
 
 
 class Journal:
-    """The exchanges of one training that one party has sent; see `Journal.create`.
+    """The messages that one party has sent in one training; see `Journal.create`.
 
     Args:
         path: path of the file.
-        owner: party, run and nonce; the journal is sealed for these three.
+        owner: party, run and nonce, which the journal's header binds to the journal.
         peers: receivers of the party's messages, in a fixed order; a feature party has a single
-            receiver and need not name it.
-        closed: whether the training has ended at this party; the party may then only repeat
-            messages that it has sent.
-        least: least number of records that the journal must have, so that an older copy is noticed.
+            receiver and need not name this receiver.
+        closed: whether the training has ended at this party; the party may then only send earlier
+            messages again.
+        least: least number of records that the journal must have; with fewer, the file is an older
+            copy.
 
     Raises:
         RunFolderError: the journal is missing or damaged, or belongs to another training.
@@ -68,9 +69,9 @@ class Journal:
         self._tag = b""
         if not path.exists():
             raise RunFolderError(
-                "the journal of the messages sent in a training is missing",
+                "the journal of the messages sent in this training is missing",
                 where=str(path),
-                fix="restore it from a copy, or train under another name",
+                fix="restore the journal from a copy, or train under another name",
             )
         whole = self._read(path.read_bytes(), _head(owner))
         if len(self._sent) < least:
@@ -81,7 +82,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, owner: Sequence[str]) -> None:
-        """Begin an empty journal on disk in place of an existing journal."""
+        """Begin an empty journal on disk; an existing journal at this path is replaced."""
         private_folder(path.parent)
         write_bytes(path, _head(owner))
 
@@ -90,20 +91,23 @@ class Journal:
 
     @property
     def steps(self) -> int:
-        """Return the number of exchanges up to the last one in the journal; 0 if it is empty."""
+        """Return the number of exchanges up to and including the last one in the journal.
+
+        0 if it is empty.
+        """
         return 1 + max((_KEY.unpack(key)[0] for key in self._sent), default=-1)
 
     def admit(self, step: int, content: Payload, peer: str = "") -> None:
-        """Record a message before it is sent.
+        """Record a message in the journal before the message is sent.
 
         Args:
             step: number of the exchange.
-            content: content of the message; if the message has new masks in each attempt, the
-                content before masking.
+            content: content of the message; if each attempt masks the message anew, the content
+                before masking.
             peer: receiver of the message.
 
         Raises:
-            DisagreementError: the exchange had other contents in an earlier attempt, or the
+            DisagreementError: an earlier attempt sent different contents in this exchange, or the
                 training has ended without this exchange; the message must not be sent.
             StorageError: the record cannot be written.
         """
@@ -123,7 +127,7 @@ class Journal:
         self._sent[key] = digest
 
     def sync(self) -> None:
-        """Write all records to disk."""
+        """Write all records from the operating system's cache to disk."""
         with writing(self.path):
             os.fsync(self._file)
 
@@ -132,7 +136,10 @@ class Journal:
         os.close(self._file)
 
     def _read(self, content: bytes, head: bytes) -> int:
-        """Read the records; return the number of bytes in complete records."""
+        """Read the records of a file.
+
+        Return the number of bytes up to the end of the last complete record.
+        """
         if not hmac.compare_digest(content[:_HEAD_BYTES], head):
             raise damaged(self.path)
         self._tag = head[-_TAG_BYTES:]
@@ -153,7 +160,7 @@ class Journal:
             else f"contents {before[:8]}..."
         )
         return DisagreementError(
-            f"party '{self._party}' would send other contents than before in the training "
+            f"party '{self._party}' would send different contents than before in the training "
             f"'{self._run}'",
             where=f"exchange {step}",
             got=got,
