@@ -114,7 +114,8 @@ class Scored:
     def auc(self, of: int = 1) -> float:
         """Return the probability that a row of class `of` has a larger score than other rows.
 
-        Only pairs of rows from both classes count; pairs with equal scores count half. The result is NaN if a class has no rows.
+        Only pairs with one row of each class count, and pairs with equal scores count half. The
+        result is NaN if a class has no rows.
 
         Args:
             of: class (0 or 1) whose rows should have the larger scores.
