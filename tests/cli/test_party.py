@@ -62,7 +62,7 @@ def test_a_party_enters_and_leaves_and_every_comment_stays(well, refused, loans)
     assert read_party_file(loans / "bank/party.toml").consent.members == ("shop", "lender")
     assert Pin.kept_at(loans / "bank/peers/shop.pub")
     assert Pin.kept_at(loans / "shop/peers/bank.pub")
-    assert "needs an unused name" in refused("party", "add", "shop", "loans").err
+    assert "needs a name that is not in use" in refused("party", "add", "shop", "loans").err
 
     well("party", "remove", "shop", "loans")
     assert EXPERIMENT.read_text() == before

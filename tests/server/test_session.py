@@ -98,7 +98,9 @@ def test_a_party_without_room_for_its_trace_says_only_that_it_failed(session, mo
     with pytest.raises(PeerFailedError, match="its own log says why") as caught:
         session.play()
     assert "trace" not in str(caught.value)
-    assert "the disk has no room for the trace" in [error.what for error in session.flower.failures]
+    assert "the disk has too little free space for the trace" in [
+        error.what for error in session.flower.failures
+    ]
 
 
 def test_who_is_waited_for_and_how_far_it_is_stands_in_the_folder(session, monkeypatch):

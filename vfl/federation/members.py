@@ -1,8 +1,8 @@
 """Adds, removes and renames parties of an existing project.
 
-The label party changes the experiment, and every party changes its own file, with the same
-commands. No party changes another party's files. Files are edited as text, so that comments stay;
-see `vfl.config.edit`.
+The label party changes the experiment, and every party changes its own file; all of them use the
+same commands. No command changes the files of another party. The commands edit files as text, so
+that comments remain; see `vfl.config.edit`.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from vfl.session.store.identity import Identity
 from vfl.session.store.party_folder import own_ledger
 from vfl.transport import fingerprint, renew_node_key
 
-#: Settings that a new feature party gets from the other feature parties if these all have the same
-#: value.
+#: Settings that a new feature party receives from the experiment's other feature parties, if all of
+#: these have the same value.
 _LIKE_OTHERS = ("width", "bottom")
-#: Tables of experiment.toml whose keys are names of feature parties.
+#: Tables of experiment.toml in which each key is the name of a feature party.
 _NAMED_IN = (("parties",), ("dp", "clips"))
-#: Settings of a party's own file that are lists of parties.
+#: Settings of a party's own file that are lists of party names.
 _LISTS = (("consent", "members"), ("consent", "parties"))
 _MOST_KEY_BYTES = 16_384
-_OLD_RUNS = "earlier runs continue among their own parties; a training begins anew, without --from"
+_OLD_RUNS = "earlier runs continue with their own parties; start a new training, without --from"
 
 
 @dataclass(frozen=True)
 class Change:
-    """A completed change of a project's parties, and the next steps, which people have to do.
+    """A completed change of a project's parties, and the next steps that people have to take.
 
     Attributes:
         done: sentences that describe the change.
-        then: next steps in order; each has the name of the party that takes the step, and a command
-            line or a sentence.
-        stays: sentences that describe what happens to existing runs, alignments and files.
+        then: next steps in order; each is a pair: the party that takes the step, and a command line
+            or a sentence.
+        stays: sentences that describe the consequences for existing runs, alignments and files.
     """
 
     done: tuple[str, ...]
@@ -71,17 +71,17 @@ class Change:
 
 
 def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = False) -> Change:
-    """Add a feature party to a project: extend the experiment, and write a folder for the party.
+    """Add a feature party to a project: extend the experiment, and write the party's folder.
 
     If all parties are on one machine, this function also makes the new party's keys; otherwise the
-    new party makes them.
+    new party makes its keys with `vfl join`.
 
     Args:
         label: the label party's folder.
         name: name of the new party.
-        table: the party's table, if it is on this machine.
-        serves: whether the new party's file consents to serving sessions; the party may change this
-            later.
+        table: table of the new party, if the table is on this machine; otherwise None.
+        serves: whether the new party's file consents to services (serving sessions); the party may
+            change this setting later.
 
     Raises:
         ConfigError: the name is in use, or the changed experiment is invalid.
@@ -93,10 +93,10 @@ def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = Fa
     folder, together = label.path.parent / name, _on_one_machine(experiment)
     if table is not None and not together:
         raise ConfigError(
-            f"the table of '{name}' stays on that party's own host",
+            f"the table of party '{name}' stays on that party's own host",
             got="--table",
-            want="a project of one machine",
-            fix=f"leave it out; {name} runs vfl join {name} --table TABLE",
+            want="a project whose parties are all on this machine",
+            fix=f"leave --table out; party {name} runs vfl join {name} --table TABLE",
         )
 
     def entered(source: dict[str, str]) -> Edit:
@@ -126,7 +126,7 @@ def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = Fa
     if together:
         return _added_here(label, change.checked, name, folder, others)
     accept = f"vfl party accept {name}.pub"
-    read_out = "--fingerprint TEXT, as that party reads it out"
+    read_out = "--fingerprint TEXT, as that party reads it aloud"
     then = [
         (experiment.label.party, f"send {folder} to {name}"),
         (name, f"vfl join {name} --table TABLE   # then send {name}.pub to all others"),
@@ -135,33 +135,36 @@ def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = Fa
         *((name, f"vfl party accept {one}.pub {name} {read_out}") for one in others),
         (name, f"vfl up {name}"),
     ]
-    done = f"{name} is in the experiment; it joins with {folder}, which has no key"
+    done = (
+        f"{name} is in the experiment; it joins the project with the folder {folder}, which "
+        "contains no key yet"
+    )
     return Change((done,), (*then, *_afresh(label, change.checked)), (_OLD_RUNS,))
 
 
 def _added_here(
     label: LabelFolder, experiment: Experiment, name: str, folder: Path, others: Sequence[str]
 ) -> Change:
-    """Make a new party's keys on this machine; return the change, with the next steps of people."""
+    """Make the keys of a new party on this machine; return the change with the next steps."""
     keys = make_keys(folder)
     label.accept_key(name, keys.file.read_bytes())
     project = label.path.parent
     for one in others:
-        with suppress(MissingDataError):  # the party was moved to another host
+        with suppress(MissingDataError):  # the folder of this party was moved to another host
             own = Identity.kept_at(project / one / "identity.key")
             own.public.keep_at(folder / "peers" / f"{one}.pub")
     accept = f'vfl party accept {keys.file} {{}} --fingerprint "{keys.fingerprint}"'
     then = [(one, accept.format(project / one)) for one in others]
     then.append((name, f"vfl up {folder}"))
-    done = f"{name} is in the experiment; {folder} has its keys"
+    done = f"{name} is in the experiment; its keys are in {folder}"
     return Change((done,), (*then, *_afresh(label, experiment)), (_OLD_RUNS,))
 
 
 def remove(label: LabelFolder, name: str) -> Change:
-    """Remove a feature party's settings, key and alignment positions from a project.
+    """Remove a feature party from a project: its settings, its key and its alignment positions.
 
     Raises:
-        ConfigError: the party is not a feature party, or is the only feature party.
+        ConfigError: the named party is not a feature party, or is the only feature party.
     """
     experiment = label.experiment()
     _require_feature_party(experiment, name)
@@ -175,17 +178,22 @@ def remove(label: LabelFolder, name: str) -> Change:
         key.unlink()
     dropped, kept = _drop_positions(read_party_file(label.party_file), name)
     _note(label.party_file, "removed", name)
-    done = [f"{name} is no part of the experiment any more, and its key is invalid"]
+    done = [f"{name} is no longer part of the experiment, and its key is invalid"]
     if dropped or kept:
-        done.append(f"{dropped + kept} versions of alignments forget which rows {name} has")
-    then = [(name, "stop vfl up; its folder, table, weights and log remain its own")]
+        done.append(
+            f"the row positions of {name} were removed from {dropped + kept} versions of alignments"
+        )
+    then = [
+        (name, "stop vfl up; the folder, the table, the weights and the log remain with this party")
+    ]
     then += [
         (one, f"vfl party remove {name} {one}   # to refuse further sessions with it")
         for one in node_parties(change.checked)
     ]
     stays = [
-        f"earlier runs with {name} stay readable. vfl predict and vfl serve use them without "
-        f'{name} only if they were trained with data.missing_rows = "token"; otherwise train again'
+        f"earlier runs with {name} can still be read. vfl predict and vfl serve can use such "
+        f'a run without {name} only if it was trained with data.missing_rows = "token"; otherwise '
+        "train again"
     ]
     return Change(tuple(done), (*then, *_afresh(label, change.checked)), tuple(stays))
 
@@ -193,8 +201,8 @@ def remove(label: LabelFolder, name: str) -> Change:
 def rename(label: LabelFolder, old: str, new: str) -> Change:
     """Rename a feature party in the experiment; the party's SuperNode then needs a new key.
 
-    Flower binds a key to the name under which the key was registered, and registers no key a second
-    time.
+    Flower binds a key to the name with which the key was registered, and never registers the same
+    key again.
 
     Raises:
         ConfigError: the party is not a feature party, or the new name is in use.
@@ -214,7 +222,7 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
         (new, f"vfl party rename {old} {new} {old}   # with vfl up stopped; then send {new}.pub"),
         (
             experiment.label.party,
-            f"vfl party accept {new}.pub {label.path} --fingerprint TEXT, as {new} reads it out",
+            f"vfl party accept {new}.pub {label.path} --fingerprint TEXT, as {new} reads it aloud",
         ),
         (new, f"vfl up {old}"),
     ]
@@ -224,11 +232,15 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
         if one != new
     ]
     return Change(
-        (f"{old} is called {new} in the experiment; the key of its SuperNode was for {old}",),
+        (
+            f"{old} has the new name {new} in the experiment; the old key of its SuperNode "
+            f"belongs to the name {old}",
+        ),
         (*then, *_afresh(label, change.checked)),
         (
-            "its identity, ledger and log continue; runs can be read: vfl status, report and log",
-            f"earlier runs name {old} and can no longer predict or serve: train anew",
+            "the party's identity, ledger and log continue; its runs can be read: vfl status, "
+            "report and log",
+            f"earlier runs contain the name {old} and can no longer predict or serve: train again",
         ),
     )
 
@@ -237,26 +249,26 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
 
 
 def accept(folder: Path, public: Path, read_out: str) -> Change:
-    """Accept another party's keys after comparing fingerprints; consent to sessions with it.
+    """Accept another party's keys if their fingerprint matches; consent to its sessions.
 
     Args:
-        folder: folder of the label party, or of any other party.
-        public: NAME.pub of the new party.
-        read_out: the fingerprint that the owner of the new party reads aloud by telephone.
+        folder: folder of the party that accepts the keys: the label party, or any other party.
+        public: the file NAME.pub with the public keys of the new party.
+        read_out: fingerprint that the owner of the keys has read aloud by telephone.
 
     Raises:
-        ConfigError: the fingerprint does not match the keys, or no party has this name.
-        UserError: the file contains no key.
+        ConfigError: the keys have another fingerprint, or no party of the experiment has this name.
+        UserError: the file contains no public key.
     """
     name = public.stem
     content = _read_key(public)
     if not hmac.compare_digest(_hex(read_out).encode(), _hex(fingerprint(content)).encode()):
         raise ConfigError(
-            "this key differs from the fingerprint that was read aloud",
+            "these keys do not have the fingerprint that was read aloud",
             where=str(public),
             got="another fingerprint",
-            want="all 32 digits, as vfl join shows them at that party",
-            fix=f"ask {name} to send {name}.pub again, by another channel",
+            want="all 32 digits of the fingerprint, as vfl join prints them at that party",
+            fix=f"ask {name} to send {name}.pub again, through a different channel",
         )
     if (folder / "app").is_dir():
         label = LabelFolder(folder)
@@ -270,17 +282,18 @@ def accept(folder: Path, public: Path, read_out: str) -> Change:
             )
         if deployment.was_registered(label, content):
             raise ConfigError(
-                "this key was withdrawn from a party, and the SuperLink registers no key twice",
+                "this key was withdrawn from a party, and the SuperLink never registers the same "
+                "key again",
                 where=str(public),
                 fix=f"{name} runs vfl renew party.toml, and sends {name}.pub again",
             )
         label.accept_key(name, content)
         _note(label.party_file, "accepted", name)
-        return Change((f"{name} may connect; vfl up registers its key",))
+        return Change((f"party {name} may connect; vfl up registers its key",))
     party = read_party_file(folder / "party.toml")
     if name == party.party or not re.fullmatch(PARTY_NAME, name):
         raise ConfigError(
-            "this key does not belong to another party", got=public.name, want="OTHER.pub"
+            "this file is not named after another party", got=public.name, want="OTHER.pub"
         )
     members = party.consent.members
     if not any(fnmatchcase(name, one) for one in members):
@@ -289,21 +302,24 @@ def accept(folder: Path, public: Path, read_out: str) -> Change:
         ).write()
     write_bytes(party.beside(party.identity.peers) / f"{name}.pub", content)
     _note(folder / "party.toml", "accepted", name)
-    return Change((f"{party.party} consents to sessions with {name}, whose key is pinned",))
+    return Change(
+        (f"{party.party} consents to sessions with {name}; the key of this party is stored",)
+    )
 
 
 def withdraw(folder: Path, name: str) -> Change:
-    """Withdraw the consent to sessions with a party, and delete its pinned key.
+    """Withdraw this party's consent to sessions with a party; delete that party's key.
 
     Raises:
-        ConfigError: the own file of this party still names that party in its consent, or the named
-            party is this party itself.
+        ConfigError: after the change, this party's own file still consents to sessions with that
+            party, or the named party is this party itself.
     """
     file = folder / "party.toml"
     party = read_party_file(file)
     if name == party.party:
         raise ConfigError(
-            "the label party has to remove a party", fix=f"there: vfl party remove {name}"
+            "only the label party can remove this party from the project",
+            fix=f"at the label party, run: vfl party remove {name}",
         )
 
     def without(names: list[str]) -> list[str]:
@@ -315,28 +331,34 @@ def withdraw(folder: Path, name: str) -> Change:
             f"party '{party.party}' still consents to sessions with '{name}'",
             where=f"{file}: consent.members",
             got=", ".join(party.consent.members),
-            fix="list the parties that may be in a session there",
+            fix="in this setting, list only the parties that may take part in sessions",
         )
     (party.beside(party.identity.peers) / f"{name}.pub").unlink(missing_ok=True)
     _note(file, "removed", name)
-    return Change((f"{party.party} refuses sessions with {name}, also those of earlier runs",))
+    return Change(
+        (
+            f"{party.party} refuses sessions with {name}, also sessions with runs that both "
+            "parties trained",
+        )
+    )
 
 
 def follow(folder: Path, old: str, new: str) -> Change:
-    """Apply the renaming of a party at this party, which may be the renamed party itself.
+    """Apply the renaming of a party to this party's files; this party may be the renamed one.
 
-    Ledgers of the renamed party continue under the new name. Row positions of alignments are
-    deleted, because an alignment contains the names of its parties.
+    The ledgers of the renamed party continue under its new name. Its row positions of alignments
+    are deleted, because an alignment contains the names of its parties.
 
     Raises:
-        ConfigError: the SuperNode of the party is running, or the new name is in use.
+        ConfigError: this party is renamed while its SuperNode is running, or the new name is in
+            use.
     """
     file = folder / "party.toml"
     party = read_party_file(file)
     peers = party.beside(party.identity.peers)
     if not re.fullmatch(PARTY_NAME, new) or new in (party.party, *party.consent.members):
         raise ConfigError(
-            "this name is in use, or is invalid",
+            "this name is in use, or is not a valid party name",
             got=new,
             want="a small letter, then at most 31 small letters, digits, '_' or '-'",
         )
@@ -349,7 +371,7 @@ def follow(folder: Path, old: str, new: str) -> Change:
             (peers / f"{old}.pub").replace(peers / f"{new}.pub")
         own_ledger(party).witness.renamed(old, new)
         _note(file, "renamed", old, new)
-        return Change((f"{party.party} knows {old} as {new}",))
+        return Change((f"{party.party} now uses the name {new} for {old}",))
     if deployment.supernode_runs(party):
         raise UserError(
             "this party's service is running", where=str(folder), fix="stop vfl up first"
@@ -364,21 +386,22 @@ def follow(folder: Path, old: str, new: str) -> Change:
             rename_sealed(sealed, old, new)
     for positions in party.store_path.glob("alignments/*/*/*.positions"):
         positions.unlink()
-    change.write()  # last step: if the process is killed before it, the renaming can be repeated
+    # this is the last step: if the process is killed earlier, the command can be repeated
+    change.write()
     (folder / f"{old}.pub").unlink(missing_ok=True)
     renamed = read_party_file(file)
     renew_node_key(renamed.beside(renamed.node.key))
     keys = write_public(renamed)
     done = (
-        f"{old} is called {new} in its own file and ledger; its folder stays {folder}",
-        f"its SuperNode has a new key; {keys.file} has fingerprint {keys.fingerprint}",
+        f"{old} has the new name {new} in its own file and ledger; its folder is still {folder}",
+        f"its SuperNode has a new key; the fingerprint of {keys.file} is: {keys.fingerprint}",
     )
-    then = [("label party", f"vfl party accept {new}.pub PROJECT --fingerprint TEXT, as you read "
-             "it out"), (new, f"vfl up {folder}")]  # fmt: skip
+    accept = f"vfl party accept {new}.pub PROJECT --fingerprint TEXT, as you read it aloud"
+    then = [("label party", accept), (new, f"vfl up {folder}")]
     return Change(done, tuple(then))
 
 
-# --- edits of files that several commands make ---------------------------------------------------
+# --- edits of files that several commands use ----------------------------------------------------
 
 
 def _in_lists(
@@ -444,14 +467,15 @@ def _renamed_in_experiment(old: str, new: str) -> Edit:
 
     def meant(content: dict[str, Any]) -> None:
         for table in (content["parties"], content.get("dp", {}).get("clips", {})):
-            for key in [*table]:  # the order of the parties stays, which is the order of their cuts
+            # the order of the parties must not change: their cuts are concatenated in this order
+            for key in [*table]:
                 table[new if key == old else key] = table.pop(key)
 
     return Edit(edit, meant)
 
 
 def _trial(label: LabelFolder, edit: Edit) -> list[Changed]:
-    """Return the same edit for the experiment trial.toml, if the project has this file."""
+    """Return the same edit for the file trial.toml, if the project has this file."""
     path = label.path.parent / "trial.toml"
     return [edit.of(path, Experiment)] if path.exists() else []
 
@@ -464,7 +488,7 @@ def _require_new_name(experiment: Experiment, name: str) -> None:
     taken = {experiment.label.party, *experiment.parties, *node_parties(experiment), "label"}
     if name in taken or not re.fullmatch(PARTY_NAME, name):
         raise ConfigError(
-            "a new party needs an unused name",
+            "a new party needs a name that is not in use",
             got=name,
             want="a small letter, then at most 31 small letters, digits, '_' or '-'; and not "
             + ", ".join(sorted(taken)),
@@ -474,15 +498,15 @@ def _require_new_name(experiment: Experiment, name: str) -> None:
 def _require_feature_party(experiment: Experiment, name: str) -> None:
     if name not in experiment.feature_parties:
         raise ConfigError(
-            "this is no feature party of the project",
+            "the project has no feature party of this name",
             got=name,
             want=", ".join(experiment.feature_parties),
-            fix="to change a label party, a dealer or a middle, use vfl init",
+            fix="use vfl init to change a label party, a dealer or a middle party",
         )
 
 
 def _like_the_others(experiment: Experiment) -> dict[str, Any]:
-    """Return settings for a new party in the experiment: those in which all other parties agree."""
+    """Return the settings for a new party: those that are equal at all other feature parties."""
     others = [experiment.parties[name].model_dump() for name in experiment.feature_parties]
     return {
         key: others[0][key] for key in _LIKE_OTHERS if all(one[key] == others[0][key]
@@ -491,16 +515,19 @@ def _like_the_others(experiment: Experiment) -> dict[str, Any]:
 
 
 def _api_port(label: LabelFolder, name: str) -> int:
-    """Return the local port of a party's SuperNode; without a party.toml, the first port - 1."""
+    """Return the port of a SuperNode's local API.
+
+    Without a party.toml, one less than the default port.
+    """
     file = label.path.parent / name / "party.toml"
     return read_party_file(file).node.api_port if file.exists() else API_PORT - 1
 
 
 def _drop_positions(party: PartyFile, name: str) -> tuple[int, int]:
-    """Delete a party's row positions; return the numbers of deleted and kept alignment versions.
+    """Delete a party's row positions from alignments.
 
-    A version that permits missing rows is kept, and then states that this party has none of the
-    rows.
+    Return how many versions were deleted and kept. A version that permits missing rows is kept, but
+    then lists no row of this party.
     """
     dropped = kept = 0
     for folder in party.store_path.glob("alignments/*/*"):
@@ -523,7 +550,7 @@ def _note(file: Path, event: Any, *parties: str) -> None:
 
 
 def _afresh(label: LabelFolder, experiment: Experiment) -> list[tuple[str, str]]:
-    """Return the steps that the label party has to take when all parties are present again."""
+    """Return the label party's next steps, for the time when all parties are connected again."""
     aligns = [f"vfl align {label.path}"] if experiment.data.alignment else []
     return [(experiment.label.party, one) for one in (*aligns, f"vfl train {label.path}")]
 
@@ -533,10 +560,10 @@ def _read_key(public: Path) -> bytes:
         content = public.read_bytes()
     except OSError:
         raise MissingDataError(
-            "this key does not exist", where=str(public), want="NAME.pub"
+            "the file with this key does not exist", where=str(public), want="NAME.pub"
         ) from None
     if len(content) > _MOST_KEY_BYTES:
-        raise UserError("this is no public key", where=str(public), got="a large file")
+        raise UserError("this is no public key", where=str(public), got="a file that is too large")
     return content
 
 

@@ -1,4 +1,4 @@
-"""The label party in one session: it connects, works, restarts after a party is lost, and ends."""
+"""The label party in one session: it connects, computes, and restarts after the loss of a party."""
 
 from __future__ import annotations
 
@@ -77,10 +77,11 @@ from vfl.transport import ObservedPoll, local_pair, receive_any
 
 _COLLECT_S = 10.0
 _LOSSES = (LostPeerError, MissingPartyError)
-#: Seconds that are added to the time limit of a party's frame, because this party's ranks wait for
-#: the rank that receives the frame.
+#: Seconds that are added to the time limit for a party's frame, because the label party's other
+#: ranks wait for the rank that receives the frame.
 _RANKS_S = 15.0
-_MOST_ATTEMPTS = 1000  # limit of the attempt number in messages; each attempt has a new session
+# messages limit the attempt number; each attempt has a new session identifier
+_MOST_ATTEMPTS = 1000
 
 
 def run_session(
@@ -95,23 +96,24 @@ def run_session(
     settings: Sequence[str] = (),
     today: Collection[str] | None = None,
 ) -> None:
-    """Run one session at the label party, and write its run folder.
+    """Run one session at the label party, and write the run's folder.
 
     Args:
         grid: Flower's connection to the nodes.
         experiment: the experiment to train.
         party: the label party's own file.
         terms: terms of the session.
-        resume: whether the run's folder already exists.
+        resume: whether Flower simulates the nodes of all parties; see `Federation`.
         simulation: whether Flower simulates the nodes; see `Federation`.
-        front: HTTP service that receives requests; None opens one for a serving session.
-        settings: overrides of the project's experiment, for the record of the run.
+        front: HTTP service that receives clients' requests; None opens one if the session is a
+            service.
+        settings: settings that override the project's experiment; the run's folder records them.
         today: current feature parties of the project; None stands for the feature parties of the
             terms.
 
     Raises:
-        VFLError: the error that ended the session; all present parties have received it, and the
-            run folder contains it.
+        VFLError: the error that ended the session; all connected parties have received it, and the
+            run's folder records it.
     """
     if terms.mode == "serve" and front is None:
         _serve(grid, experiment, party, terms, simulation, today)
@@ -149,7 +151,8 @@ def run_session(
             if front is None:
                 with suppress(StorageError):  # a full disk cannot store the error about itself
                     folder.fail(problem)
-            # Flower logs the error, and the error's causes may quote a cell
+            # Flower logs this error; the error's causes are dropped, because they may quote a table
+            # value
             raise problem from None
 
 
@@ -157,28 +160,29 @@ def _gone(terms: Terms, today: Collection[str] | None) -> list[str]:
     """Return the parties of a run that have left the project since its training.
 
     Raises:
-        MissingPartyError: the session cannot run without these parties.
+        MissingPartyError: the session cannot run without the parties that have left.
     """
     gone = [] if today is None else [one for one in terms.feature_parties if one not in today]
     whole = secure_mode.make(terms.secure).whole_network
     without = terms.mode in ("predict", "serve") and terms.missing_rows == "token" and not whole
     if gone and not without:
         raise MissingPartyError(
-            f"party '{gone[0]}' has left this project",
+            f"party '{gone[0]}' has left the project",
             where=f"run '{terms.run}', in which it took part",
-            want="to predict or serve without it: a network that was trained with "
-            'data.missing_rows = "token"',
-            fix="train anew with the present parties: vfl train PROJECT",
+            want="for a prediction or a service without this party: a network that was trained "
+            'with data.missing_rows = "token"',
+            fix="train again with the present parties: vfl train PROJECT",
         )
     return gone
 
 
 def parties_of_today(party: PartyFile, told: Collection[str] | None) -> Collection[str] | None:
-    """Return the feature parties of a project, which may have changed since a service began.
+    """Return the project's feature parties of today; they may have changed since a service began.
 
     Args:
         party: the label party's own file, which is in the folder of the project's experiment.
-        told: parties with which the session was submitted; None stands for the parties of the run.
+        told: feature parties with which the session was submitted; None stands for the parties of
+            the run.
     """
     file = party.path.parent / "app" / "experiment.toml"
     return read_experiment(file).feature_parties if told is not None and file.exists() else told
@@ -192,19 +196,22 @@ def _serve(
     simulation: bool,
     today: Collection[str] | None,
 ) -> None:
-    """Serve a run, then each requested further run; if a switch fails, keep the current run."""
+    """Serve a run, then each run to which clients ask to switch.
+
+    If a switch fails, keep the current run.
+    """
     first = RunFolder.open(party.run_path(terms.run))
 
     def session_of(experiment: Experiment, terms: Terms) -> Play:
         now = parties_of_today(party, today)
-        _gone(terms, now)  # this is checked before the service waits for these parties
+        _gone(terms, now)  # check this before the service waits for these parties
         settings: dict[str, Any] = {"simulation": simulation, "today": now}
         return lambda front: run_session(grid, experiment, party, terms, front=front, **settings)
 
     front: ServingFront | None = None
 
     def opened(folder: Path) -> Play:
-        assert front is not None, "the request is for this run"
+        assert front is not None, "the service of the first run receives this request"
         trained = RunFolder.open(folder).experiment()
         trained = trained.model_copy(update={"federation": experiment.federation})
         asked = own_terms(trained, "serve", folder.name, party)
@@ -226,14 +233,15 @@ def _serve(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One attempt at a session, after its parties have joined.
+    """One attempt at a session, after its parties have connected.
 
     Attributes:
         number: number of restarts before this attempt.
-        start: number of the first exchange of this attempt.
-        federation: connection to the parties.
-        links: links to the present parties.
-        meter, ledger: traffic that this party sends, and traffic that all parties send.
+        start: number of the exchange with which this attempt begins.
+        federation: connection to Flower and to the parties.
+        links: links to the connected parties, by party.
+        meter, ledger: bytes that this party sends (meter), and bytes that all parties send
+            (ledger).
     """
 
     number: int
@@ -245,7 +253,7 @@ class _Attempt:
 
 
 class LabelSession:
-    """The label party's part in one session, including restarts after a party was lost."""
+    """The label party's part in one session, including restarts after the loss of a party."""
 
     def __init__(
         self,
@@ -280,13 +288,13 @@ class LabelSession:
             refuse_ranks(terms, self.data.split, self.ranks)
             if simulation:
                 raise ConfigError(
-                    "each party of a simulation has a single rank", where="node.ranks"
+                    "in a simulation, each party has only one rank", where="node.ranks"
                 )
         if front is not None:
             self.say(front.welcome)
 
     def _load(self) -> None:
-        """Load the rows, and pass them to the HTTP service if there is one."""
+        """Load the label party's rows, and pass them to the HTTP service if there is one."""
         party, terms, front = self.party, self.terms, self.front
         self.alignment = own_alignment(party, terms)
         self.data = own_data(party, terms, self.experiment.label.task)
@@ -298,30 +306,30 @@ class LabelSession:
 
     @property
     def _partial(self) -> bool:
-        """Return whether rows may be answered without absent parties."""
+        """Return whether the session may answer rows without absent parties."""
         return self.front is not None and (self.front.partial or bool(self.data.held))
 
     def _tell(self, report: ProgressReport) -> None:
         self.folder.progress(report.record())
 
     def _waits(self, parties: Sequence[str]) -> None:
-        """Report the parties for which the session waits."""
+        """Report to the user and to the HTTP service for which parties the session waits."""
         self._waiting_for(parties)
         if self.front is not None:
             self.front.waits_for(parties)
 
     def _watched(self, schedule: Iterable[Exchange], split: Split) -> Iterator[Exchange]:
-        """Yield the exchanges of a schedule, and write the progress to the run's folder."""
+        """Yield a schedule's exchanges, and write the progress to the run's folder."""
         return SessionProgress(self.terms, split, self._tell).through(schedule)
 
     def say(self, line: str) -> None:
-        """Write a line about the session to the log and to the run's folder."""
+        """Write a line about the session to standard output and to the run's folder."""
         _into_log_of(self.folder)(line)
 
     def play(self) -> tuple[AnyLabelParty, list[PartyReport]]:
         """Run the session to its end.
 
-        A training continues from its last checkpoint after a party was lost.
+        After the loss of a party, a training continues from its last checkpoint.
 
         Raises:
             DisagreementError: the run's name belongs to another session at this party.
@@ -352,15 +360,16 @@ class LabelSession:
     def _play(self, own: Own, meter: Meter) -> tuple[AnyLabelParty, list[PartyReport]]:
         settings = self.experiment.federation
         restarts = 0
-        # A resumed run may have lost a party before; Flower needs a minute to free that party's
-        # node.
+        # A run that is resumed may have lost a party before; Flower takes a minute to notice that
+        # party's dead node.
         resumed = self.checkpoints is not None and self.checkpoints.committed() > 0
         most: int | None = None
         said = ""
         for attempt in count():
             again = resumed or attempt > 0
             attempt = min(attempt, _MOST_ATTEMPTS)
-            again = again and not self._partial  # other parties need not wait for a lost party
+            # then the other parties need not wait for a lost party
+            again = again and not self._partial
             patience = settings.restart_timeout_s if again else settings.join_timeout_s
             start = self._start(most)
             try:
@@ -394,33 +403,36 @@ class LabelSession:
                 if failure.peer_code != CheckpointError.code or start == 0:
                     raise
                 most = start - 1
-                self.say(f"{failure.what}; returning to an older checkpoint")
-        raise AssertionError("the number of attempts is unlimited")
+                self.say(f"{failure.what}; the session returns to an older checkpoint")
+        raise AssertionError("the loop over attempts never ends")
 
     def _load_new_rows(self, changed: MisalignedError, said: str) -> str:
-        """Load the rows again, because a party returned with the rows of a newer alignment."""
-        what = f"{changed.what}; serving continues with the rows of the present tables"
+        """Load the rows again, after a party returned with rows of a newer alignment."""
+        what = f"{changed.what}; the service continues with the rows of the present tables"
         try:
             self._load()
-        except MisalignedError as own:  # the party's own table is newer than its alignment
+        except MisalignedError as own:  # the label party's own table is newer than its alignment
             if self.front is not None:
                 self.front.waits_for_alignment()
-            what = f"{own.what}; serving continues once vfl align has found the rows of all"
+            what = (
+                f"{own.what}; the service continues after vfl align has aligned the rows of all "
+                "parties"
+            )
         if what != said:
             self.say(what)
         return what
 
     def _goes_on(self, error: VFLError, said: str) -> str:
-        """Report why a service waits, unless the last report was the same; return the reason."""
+        """Print why a service waits, unless the same reason was printed last; return the reason."""
         if error.what != said:
-            self.say(f"{error.what}; serving continues when all parties are back")
+            self.say(f"{error.what}; the service continues when all parties are connected again")
         return error.what
 
     def _start(self, most: int | None) -> int:
-        """Return the first exchange, which follows the newest checkpoint that is intact here.
+        """Return the exchange after this party's newest undamaged checkpoint.
 
         Args:
-            most: newest checkpoint that may be intact at the other parties; None stands for the
+            most: newest checkpoint that may be undamaged at the other parties; None stands for the
                 committed checkpoint.
         """
         if self.checkpoints is None:
@@ -428,7 +440,10 @@ class LabelSession:
         committed = self.checkpoints.committed()
         start = newest_common([self.checkpoints], committed if most is None else most)
         if start < committed:
-            self.say(f"checkpoint {committed} cannot be used; continuing from exchange {start}")
+            self.say(
+                f"checkpoint {committed} cannot be used; the training continues from exchange "
+                f"{start}"
+            )
         return start
 
     def _attempt(
@@ -468,9 +483,9 @@ class LabelSession:
             return self._play_top(attempt, own, ranks, recorders)
 
     def _counted(self, ledger: Ledger) -> Observer:
-        """Return an observer that counts a relayed cut for a middle party, not for label parties.
+        """Return an observer that counts relayed cuts for middle, but not for label parties.
 
-        In a secret-shared network, all relayed frames count.
+        If the network is secret-shared, all relayed frames are counted.
         """
         carried = self.terms.feature_parties if self.terms.middle is not None else ()
         if secure_mode.make(self.terms.secure).whole_network:
@@ -483,7 +498,7 @@ class LabelSession:
         return count
 
     def _model(self, ledger: Ledger) -> tuple[Objective, dict[str, Any]]:
-        """Return the session's objective, and the label party's records and start weights."""
+        """Return the session's objective, and the label party's records and initial weights."""
         trains, folder = self.terms.mode == "train", own_folder(self.party, self.terms)
         classes = self.data.classes if trains else folder.classes()
         objective = Objective.of(self.experiment.label, 1 if classes is None else len(classes))
@@ -495,7 +510,7 @@ class LabelSession:
     def _play_whole_network(
         self, attempt: _Attempt, own: Own
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Run a session of a secret-shared network, which no single party has."""
+        """Run a session of a secret-shared network, of which no party has all the weights."""
         federation, links, meter = attempt.federation, attempt.links, attempt.meter
         objective, more = self._model(attempt.ledger)
         named, ends = (federation.session, attempt.number), self._with_absent(links)
@@ -517,7 +532,7 @@ class LabelSession:
     def _play_top(
         self, attempt: _Attempt, own: Own, ranks: FurtherRanks, recorders: Sequence[Recorder]
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Run a session in which the label party has the top model."""
+        """Run a session in which the label party has the whole top model."""
         terms, data, party = self.terms, self.data, self.party
         federation, meter, start = attempt.federation, attempt.meter, attempt.start
         objective, more = self._model(attempt.ledger)
@@ -550,7 +565,7 @@ class LabelSession:
         return self._end(label, federation, ends if terms.takers else ended)
 
     def _ends_of(self, links: Mapping[str, ObservedPoll]) -> Mapping[str, Link]:
-        """Return a link to every party, through a switchboard if parties exchange messages."""
+        """Return a link to every party; with a switchboard if other parties exchange messages."""
         terms = self.terms
         if not terms.takers:
             return self._with_absent(links)
@@ -566,7 +581,7 @@ class LabelSession:
         return board.links | {name: Carried(board, name, links, behind) for name in names}
 
     def _with_absent(self, links: Mapping[str, ObservedPoll]) -> dict[str, Link]:
-        """Return a link to every party; the link of an absent party discards what is sent."""
+        """Return a link to every party; the link to an absent party discards all sent frames."""
         return {n: links.get(n) or local_pair()[0] for n in rules.peers(self.terms)}
 
     def _serve(
@@ -576,11 +591,14 @@ class LabelSession:
         attempt: _Attempt,
         ends: Mapping[str, Link],
     ) -> Mapping[str, Link]:
-        """Let the HTTP service answer until it ends; return the links of the present parties."""
+        """Let the HTTP service answer requests until it ends.
+
+        Return links to the connected parties.
+        """
         terms = self.terms
         absent = [name for name in rules.peers(terms) if name not in attempt.links]
         for name in absent:
-            self.say(f"party {name} is absent; serving begins without it")
+            self.say(f"party {name} is absent; the service begins without this party")
         serving = ServingParty(
             label,
             away=attempt.federation if self._partial else None,
@@ -606,7 +624,7 @@ class LabelSession:
         federation: Federation,
         links: Mapping[str, Link],
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Receive the reports of all present parties, and send the label party's own report."""
+        """Receive the reports of all connected parties; announce the end of the session."""
         reports = [PartyReport.of(link.receive(), name) for name, link in links.items()]
         for link in [*links.values(), *label.aggregator.helpers]:
             link.send(Frame(Kind.DONE))
@@ -623,7 +641,8 @@ def _conclude(
     reports: list[PartyReport],
 ) -> None:
     digests = [(report.party, report.weights_sha256) for report in reports]
-    if secure_mode.make(terms.secure).helps_to_train:  # a helper has no part of the model
+    # a third party that helps to train has no part of the model
+    if secure_mode.make(terms.secure).helps_to_train:
         digests = [one for one in digests if one[0] != rules.dealer(terms)]
     weights = joint_digest([*digests, (label.data.name, label.weights_digest())])
     everybody = {name for name, _ in digests} >= {*terms.feature_parties, *terms.tasks}
@@ -660,7 +679,7 @@ def _conclude(
 
 
 def _into_log_of(folder: RunFolder) -> Callable[[str], None]:
-    """Return a function that logs a line and appends it to the run's folder if it can."""
+    """Return a function that prints a line, and appends it to the run's log if possible."""
 
     def say(line: str) -> None:
         _say(line)

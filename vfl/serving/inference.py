@@ -246,7 +246,9 @@ def response(
     known = _outputs(classes)
     wanted = [*known] if asked.outputs is None else [each.name for each in asked.outputs]
     if unknown := [each for each in wanted if each not in known]:
-        raise FormError(f"the model has no output of this name: {len(unknown)} of {len(wanted)}")
+        raise FormError(
+            f"the model does not have {len(unknown)} of {len(wanted)} requested outputs"
+        )
     whole: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": []}
     whole |= {} if asked.id is None else {"id": asked.id}
     packed, binary = b"", asked.binary_outputs(wanted)

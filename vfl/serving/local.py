@@ -1,4 +1,4 @@
-"""Serves a run in one process: all parties are in it, and a link is a function call."""
+"""Serves a run in one process, which runs all parties; links are function calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vfl.training.run import AnySession, load_again, trained
 
 
 def serving_of(session: AnySession, label: Asking) -> ServingParty:
-    """Return the serving label party of a session in this process, with the other parties."""
+    """Return the label party of a served session in this process, linked to the others."""
     session.begin()
     test, held = label.data.split.test, label.data.held
 
@@ -53,23 +53,23 @@ def serve(
     settings: LeadSettings,
     ready: Callable[[HttpFront], object] = lambda front: None,
 ) -> None:
-    """Serve the test rows of a run, until the HTTP interface ends.
+    """Serve the test rows of a run over HTTP until the HTTP server ends.
 
     Args:
         run: folder of a run that was trained in one process.
         settings: settings of the service.
-        ready: callback, called when the service listens.
+        ready: callback that is called when the service accepts requests.
 
     Raises:
-        ExposedCutError: a run with this secure mode cannot be served.
+        ExposedCutError: a run with this secure mode cannot be served row by row.
         RunFolderError, UserError: see `trained` and `HttpFront`.
     """
     first, task = RunFolder.open(run), settings.tasks
     if len(task) > 1:
         raise ConfigError(
-            "one process serves only one task",
+            "one process serves only one task (label)",
             where="--task",
-            fix="a vfl serve for each, with a --port",
+            fix="start one vfl serve for each task, each with its own --port",
         )
 
     def opened(folder: Path) -> Play:
@@ -94,7 +94,7 @@ def serve(
 
 
 def _session(folder: RunFolder, settings: LeadSettings) -> tuple[AnySession, Asking]:
-    """Return a run's session and its answering label party: the leading one, or that of a task."""
+    """Return a run's session and the label party that answers: the leading or a further one."""
     task = settings.tasks
     with locked(folder.path):
         data = load_again(folder)

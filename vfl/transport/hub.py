@@ -1,9 +1,8 @@
-"""The label party's end of all streams: it admits parties and holds their links.
+"""The hub: the label party's end of all streams; it admits parties and stores their links.
 
-A stranger, which is a client that has not authenticated, passes a `Front`: each connection costs a
-token of its source address, and a failed greeting costs a few more. If the source has no token
-left, the hub closes the connection before it reads any byte; a party tries
-again automatically after that.
+Clients that have not authenticated yet are limited by a `Front`, a rate limiter: each connection
+costs a token of its source address, and a failed greeting costs a few more tokens. If the source
+address has no token left, the hub closes the connection before it reads any byte; a party tries
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ from vfl.transport.router import Listener, PortListener
 from vfl.transport.stream import Stream, open_stream, require_loopback
 
 _TICK_S = 0.05
-#: Most bytes that a connection may send before its greeting is accepted, TLS included.
+#: Most bytes that a connection may send before the hub accepts its greeting, including TLS.
 _GREETING_LIMIT_BYTES = 2 * HANDSHAKE_LIMIT_BYTES
-#: Largest number of simultaneous handshakes; each has a thread.
+#: Largest number of simultaneous handshakes; each handshake has a thread.
 _HANDSHAKES = 64
-#: Errors that a client without valid credentials causes; other errors are reported to the admitted
-#: party.
+#: Errors that a client without valid credentials can cause; `wait_all` raises only other errors,
+#: which admitted parties cause.
 _UNAUTHENTICATED = (OSError, AuthenticationError, FrameError, ProtocolError)
 
 
-#: Function called once for each party, when it first attaches: from the party's name and its
-#: `about` it returns the terms of the session.
+#: Function that is called once for each party, when it first connects: it takes the party's name
+#: and the party's `about`, and returns the terms of the session.
 OnAttach = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A party's credential: the name of its node on the control plane, and its node's token."""
+    """A party's credential: the name of its node in Flower, and the node's token."""
 
     node: str
     token: str = field(repr=False)
@@ -62,13 +61,13 @@ class Credential:
 
 @dataclass(slots=True)
 class _Ticket:
-    """Stored form of a credential: digests, so that the memory of the hub contains no token.
+    """Stored form of a credential: it contains digests, so that the hub's memory contains no token.
 
     Attributes:
-        node, token: SHA-256 of the node and token that a greeting must contain.
-        expires_at: time on the monotonic clock until which the token may be used for the first
+        node, token: SHA-256 digests of the node and of the token that a greeting must contain.
+        expires_at: time on the monotonic clock before which the token must be used for the first
             time.
-        key: SHA-256 of the key in the first greeting; None until then.
+        key: SHA-256 of the key in the first greeting; None before the first greeting.
     """
 
     node: bytes
@@ -78,26 +77,27 @@ class _Ticket:
 
 
 class Admission:
-    """The parties that may attach in one session; safe to use from several threads.
+    """The parties that may connect in one session; several threads may use the object at once.
 
-    The first greeting that shows a token binds it to the key in this greeting. An attacker who
-    learns the token later, for example from the control plane's database, cannot greet with it,
-    because the attacker lacks the key.
+    The first greeting with a token binds the token to the key in this greeting. An attacker who
+    learns the token later, for example from Flower's database, cannot use the token, because the
+    attacker lacks the key.
 
     Args:
         session: identifier of the session.
         credentials: credential of each party, by name.
-        on_attach: returns the terms for a party, or raises a `VFLError`, which both the party and
-            `TcpHub.wait_all` then receive. Only one thread at a time calls it, and it must return
-            within the time limit of a handshake.
+        on_attach: function that returns the terms for a party, or raises a `VFLError`; both the
+            party and `TcpHub.wait_all` then receive the error. It is called by one thread at a
+            time, and it must return within the time limit of a handshake.
         token_s: seconds for which a token is valid before its first use.
-        limits: returns the size limits of a party's frames, after `on_attach` has admitted the
-            party; without this function only `vfl.core.frame.LIMIT_BYTES` applies.
-        clock: clock in seconds that never goes back.
+        limits: function that returns the size limits of a party's frames, called after `on_attach`
+            has admitted the party; without this function only the general limit
+            `vfl.core.frame.LIMIT_BYTES` applies.
+        clock: monotonic clock in seconds.
 
     Attributes:
         limits: the argument.
-        failure: error for which a party with valid credentials was refused; None if no party was
+        failure: error with which a party with valid credentials was refused; None if no party was
             refused.
     """
 
@@ -122,15 +122,16 @@ class Admission:
 
     @property
     def parties(self) -> Sequence[str]:
-        """Return the names of all parties that may attach."""
+        """Return the names of all parties that may connect."""
         return list(self._tickets)
 
     def admit(self, hello: Hello) -> tuple[str, Mapping[str, Any]]:
-        """Admit the party that sent a greeting; return its name and its terms.
+        """Admit the party that sent a greeting; return the party's name and the terms for it.
 
         Raises:
-            AuthenticationError: session, node and token of the greeting do not match.
-            VFLError: the error that `on_attach` raised.
+            AuthenticationError: the session, the node and the token of the greeting do not belong
+                together.
+            VFLError: the error with which `on_attach` refused the party.
         """
         with self._lock:
             party = self._authenticate(hello)
@@ -139,7 +140,7 @@ class Admission:
             return party, self._terms[party]
 
     def replace(self, party: str, credential: Credential) -> None:
-        """Give a party a new credential; the old one is no longer valid."""
+        """Give a party a new credential, and invalidate the old credential."""
         with self._lock:
             self._tickets[party] = self._ticket(credential)
             self._terms.pop(party, None)
@@ -147,7 +148,8 @@ class Admission:
     def _authenticate(self, hello: Hello) -> str:
         """Find the party that sent a greeting.
 
-        The method always compares with every credential, and every failure raises the same error.
+        To hide which part is wrong, the method always compares with every credential, and every
+        failure raises the same error.
         """
         token, node, key = _digest(hello.token), _digest(hello.node), _digest(hello.key)
         session_known, now = _same(_digest(hello.session), self._session), self._clock()
@@ -160,8 +162,8 @@ class Admission:
         if not session_known or found is None:
             raise AuthenticationError(
                 "the hub has no such session, node and token",
-                fix="start the session again; a token is valid for one node in one session, "
-                "and for the process that used it first",
+                fix="start the session again; a token is valid for one node in one session, and "
+                "only for the process that used the token first",
             )
         self._tickets[found].key = key
         return found
@@ -175,7 +177,7 @@ class Admission:
             return {}
         try:
             terms = self._on_attach(party, dict(hello.about))
-            Welcome(0, terms).frame()  # check now that the terms can be sent
+            Welcome(0, terms).frame()  # check here that the terms can be sent as a frame
         except VFLError as error:
             self.failure = error
             raise
@@ -200,14 +202,15 @@ def _same(given: bytes, wanted: bytes) -> bool:
 
 @dataclass(slots=True)
 class _Greeting:
-    """A handshake in progress.
+    """A handshake that has not ended yet.
 
     Attributes:
-        address: address of the client.
+        address: network address of the client.
         thread: thread that runs the handshake.
-        visitor: the connection at the front; the hub marks it as known after admission.
-        asking: whether the hub has asked `Admission`, so that the client must receive the answer
-            before the hub closes.
+        visitor: the connection as `Front` counts it; after admission, the hub marks it as
+            authenticated.
+        asking: whether the hub has passed the greeting to `Admission`; the hub then closes only
+            after the client has received the answer.
     """
 
     address: str
@@ -217,27 +220,28 @@ class _Greeting:
 
 
 class TcpHub:
-    """Listens for the feature parties of one session.
+    """Listens for the streams of the other parties of one session.
 
     Args:
-        host: address to listen on.
-        port: port to listen on, 0 for a free one.
-        admission: the parties that may attach, and their terms; the hub refuses all other parties.
+        host: address on which the hub listens.
+        port: port on which the hub listens; with 0, the operating system chooses a free port.
+        admission: the parties that may connect, and their terms; the hub refuses all others.
         certificate: certificate for TLS 1.3; None disables TLS, which is allowed only on a loopback
             address.
         timeouts: time limits.
-        window: number of sent frames that are stored for a resend to each party.
-        front: rules for strangers; `timeouts.handshake_s` is the deadline of their greeting.
-        plaintext: allows measurements without TLS across machines, for data that need no
-            protection.
-        listener: source of connections instead of host and port, such as a router.
+        window: number of sent frames that are stored for each party, in order to resend them.
+        front: rate limiter for clients that have not authenticated; they must send their greeting
+            within `timeouts.handshake_s`.
+        plaintext: whether connections without TLS to other machines are allowed, for measurements
+            with data that need no protection.
+        listener: source of connections that replaces host and port, for example a router.
 
     Attributes:
-        port: the port on which the hub listens.
+        port: the number of the port on which the hub listens.
 
     Raises:
-        UserError: the hub cannot listen on the address, or other machines could reach it without
-            TLS.
+        UserError: the hub cannot listen at the address, or other machines could reach the hub
+            without TLS.
     """
 
     def __init__(
@@ -272,11 +276,13 @@ class TcpHub:
     def wait_all(
         self, parties: Sequence[str], timeout_s: float, poll: Callable[[], None] | None = None
     ) -> None:
-        """Wait until every party has attached; `poll` runs every 0.05 s and may raise.
+        """Wait until every party has connected.
+
+        `poll` is called every 0.05 s and may raise an error.
 
         Raises:
-            MissingPartyError: parties are missing; the error names the missing parties and the
-                attached parties.
+            MissingPartyError: some parties did not connect in time; the error names the missing
+                parties and the connected parties.
             VFLError: `on_attach` refused a party.
         """
         deadline = time.monotonic() + timeout_s
@@ -293,26 +299,28 @@ class TcpHub:
                     where=f"port {self.port}",
                     got=", ".join(here) or "no party",
                     want=", ".join(parties),
-                    fix="is this address reachable for them? each party's own log has its errors",
+                    fix="check that the parties can reach this address. The errors of each party "
+                    "are in its own log",
                 )
             if poll is not None:
                 poll()
             time.sleep(_TICK_S)
 
     def link(self, party: str) -> HubLink:
-        """Return the link to one attached party.
+        """Return the link to one party that has connected.
 
         Raises:
-            MissingPartyError: the party has never attached.
+            MissingPartyError: the party has not connected yet.
         """
         if not self._has(party):
-            raise MissingPartyError(f"party '{party}' has not attached")
+            raise MissingPartyError(f"party '{party}' has not connected")
         return self._links[party]
 
     def replace(self, party: str, credential: Credential) -> None:
-        """Replace a lost party's credential, and expect the party again from the first frame on.
+        """Replace a lost party's credential.
 
-        The old link ends, and the old token becomes invalid.
+        The hub then expects a new process with new frame counters. The party's old link ends, and
+        its old token becomes invalid.
         """
         self._admission.replace(party, credential)
         old = self._links.get(party)
@@ -321,13 +329,13 @@ class TcpHub:
             old.close()
 
     def fail(self, error: VFLError) -> None:
-        """Report the label party's own error to every attached party, then close."""
+        """Send the label party's own error to every connected party, then close the hub."""
         for link in self._links.values():
             link.fail(error)
         self.close()
 
     def close(self) -> None:
-        """End every link and stop listening; afterwards no party can attach."""
+        """Close every link and stop listening; afterwards no party can connect."""
         self._closed.set()
         self._acceptor.join()
         self._listener.close()
@@ -335,7 +343,8 @@ class TcpHub:
             link.close()
         with self._greeting_lock:
             greeting = dict(self._greeting)
-        # A refusal ends the session immediately, so wait until its party has received it.
+        # A party's refusal ends the session immediately, so wait until this party has received the
+        # refusal.
         deadline = time.monotonic() + 2 * LINGER_S
         for stream, each in greeting.items():
             if each.asking:
@@ -356,7 +365,7 @@ class TcpHub:
                 connection, address = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:  # the listener is shut down, or the process has no file descriptor left
+            except OSError:  # the hub is closing, or the process has no free file descriptor
                 if not self._closed.wait(_TICK_S):
                     self._front.make_room()
                 continue
@@ -392,7 +401,7 @@ class TcpHub:
         thread.start()
 
     def _greet(self, stream: Stream) -> None:
-        """Run one handshake, from TLS to the WELCOME or ERROR frame."""
+        """Run one handshake, from TLS up to the WELCOME or ERROR frame."""
         greeting = self._greeting[stream]
         try:
             self._attach(stream, greeting)
@@ -400,7 +409,8 @@ class TcpHub:
             if isinstance(error, _UNAUTHENTICATED) and not greeting.visitor.known:
                 self._front.failed(greeting.address)
             if isinstance(error, VFLError):
-                with contextlib.suppress(OSError, VFLError):  # the client may have disconnected
+                # the client may already have disconnected
+                with contextlib.suppress(OSError, VFLError):
                     stream.write(error_frame(error), time.monotonic() + LINGER_S)
                     stream.end(LINGER_S)
             stream.end()
@@ -414,8 +424,9 @@ class TcpHub:
         stream.handshake(deadline)
         hello = Hello.of(stream.read(deadline))
         if self._closed.is_set():
-            raise LostPeerError("the session is over", fix=WHY_IT_ENDED)
-        # The present link objects, because an old token must not reach a replaced link.
+            raise LostPeerError("the session has ended", fix=WHY_IT_ENDED)
+        # Copy the present links: a party that was admitted with an old token must not reach a newer
+        # link.
         links = dict(self._links)
         greeting.asking = True
         party, terms = self._admission.admit(hello)

@@ -1,4 +1,4 @@
-"""The label party while serving: it queries the feature parties and runs the top model."""
+"""The label party in a service: it queries feature parties, and runs the top model."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from vfl.session.exchange import SUM, CutAggregator
 from vfl.session.label.party import Progress
 from vfl.session.serving import Peeked, Refused, refusals, request
 
-#: Largest number of parties whose contributions are computed, because each subset of the parties
-#: needs a forward pass of the top model.
+#: Largest number of parties for which contributions are computed: each subset of the parties needs
+#: one forward pass of the top model.
 _MOST_EXPLAINED = 8
 _REFERENCE_ROWS = 32
-#: Errors of a lost party, and codes of the errors with which a party that is still present ends the
-#: session on purpose.
+#: Errors that mean the loss of a party, and codes of the errors with which a connected party ends
+#: the session intentionally.
 LOSSES = (LostPeerError, PeerFailedError)
 REFUSALS = (ConsentError.code, DisagreementError.code)
 
 
 class RefusedRequest(Exception):
-    """Error raised when a feature party refuses to send the cut of the queried rows.
+    """Error: a feature party refuses to send the cut of the queried rows.
 
     Args:
         party: name of the party that refuses.
@@ -53,16 +53,16 @@ class RefusedRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a batch of queried rows.
+    """The answer to a query of some rows.
 
     Attributes:
-        outputs: outputs of the rows in the form of a prediction, axes (rows, outputs).
-        cuts: cuts by party, or the sum of the feature parties' cuts under `SUM`; axes (rows, width)
-            each.
-        missing: for each row, the parties whose cut a learned vector replaces; None if no party may
-            be missing.
-        remarks: further values that the model states for each row, by name, such as a scorecard's
-            points; see `WholeNetwork.remarks`.
+        outputs: outputs for the rows: logits of classes or numbers, axes (rows, outputs).
+        cuts: cuts by party, or under the key `SUM` the sum of the feature parties' cuts; each with
+            axes (rows, width).
+        missing: for each row, the parties whose cut was replaced by a learned vector; None if the
+            service allows no missing party.
+        remarks: further values that the model returns for each row, by name, such as the points of
+            a scorecard; see `WholeNetwork.remarks`.
     """
 
     outputs: Tensor
@@ -72,7 +72,7 @@ class Answer:
 
 
 class AskedEnd(Protocol):
-    """The label party's endpoint for one other party."""
+    """The label party's endpoint of the exchanges with one other party."""
 
     link: Link
 
@@ -95,55 +95,60 @@ class Asking(Protocol):
     def remarks(self) -> Sequence[Mapping[str, Any]]: ...
 
     def query(self, exchange: Exchange, inputs: Tensor | None) -> Mapping[str, Tensor]:
-        """Return the parties' cuts of the queried rows by name, or their sum under `SUM`."""
+        """Return the queried rows' cuts by party, or their sum under the key `SUM`."""
 
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
-        """Return the network's outputs, axes (rows, outputs)."""
+        """Return the outputs of the top model for these cuts, axes (rows, outputs)."""
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """Convert outputs to logits of classes, or to numbers in the units of the labels."""
+        """Convert outputs to logits of classes, or to numbers in the unit of the labels."""
 
     def calibrated(self, answers: Tensor) -> Tensor:
-        """Return calibrated answers for clients; see `AnyLabelParty.calibrated`."""
+        """Return calibrated answers, which clients receive; see `AnyLabelParty.calibrated`."""
 
     def contributions(self, row: int) -> Mapping[str, Tensor] | None:
-        """Return the Shapley value of each party for each output of a row of the last query.
+        """Return each party's Shapley values of the outputs for one row of the last query.
 
-        The result is None if the caller has to compute the values from the cuts.
+        The result is None if the caller has to compute the Shapley values from the cuts.
         """
 
 
 class Away(Protocol):
-    """Interface that records absent parties while the other parties answer; see `Federation`."""
+    """Records absent parties while the other parties still answer; see `Federation`."""
 
     def lost(self, party: str) -> None:
-        """Note that a party does not answer queries any more."""
+        """Record that a party does not answer queries any more."""
 
     def returned(self, parties: Collection[str]) -> Mapping[str, Link]:
-        """Return the links of parties that have returned; invite absent parties at intervals."""
+        """Return the links of absent parties that have returned.
+
+        Invite the other absent parties again.
+        """
 
 
 class ServingParty:
-    """Queries rows on request, one request at a time, without blocking.
+    """Queries rows for the service, one query at a time; its methods do not wait for answers.
 
     `begin` sends a query, `arrived` reports whether all parties have answered, and `answer` returns
     the answer. Each error of these methods ends the session: LostPeerError, PeerFailedError,
     ProtocolError, FrameError.
 
     Args:
-        label: the label party, with its trained weights.
-        between: function that lets parties in the same process answer; it is called after each
-            request.
-        away: record of absent parties; None if no learned vector may replace a party's cuts.
-        absent: parties that are absent at the start.
-        behind: feature parties whose cuts go to a middle party, which is queried instead of them.
-        asker: position of this label party among the label parties that query the same parties, and
-            the number of these label parties; each of them uses separate step numbers, see
-            `Askers`.
+        label: the label party, which has its trained weights.
+        between: function that is called after each query; it lets the parties that run in this
+            process answer.
+        away: object that records absent parties; None if no learned vector may replace a party's
+            cuts.
+        absent: parties that are absent when the service begins.
+        behind: feature parties that send their cuts to a middle party; the label party then queries
+            the middle party.
+        asker: index of this label party among the label parties that query the same feature
+            parties, and the number of these label parties; each label party uses separate step
+            numbers, see `Askers`.
 
     Attributes:
-        waits_for: the party whose answer is awaited, or the party that was lost.
-        absent: parties whose cuts are replaced by learned vectors at present.
+        waits_for: the party that has to answer next, or the party that was lost.
+        absent: parties whose cuts are replaced by learned vectors now.
     """
 
     def __init__(
@@ -171,22 +176,22 @@ class ServingParty:
         self._patience_s = max(link.patience_s for link in self._links.values())
 
     def streams(self) -> list[tuple[int, str]]:
-        """Return each stream's file descriptor, readable after a message, and its party's name.
+        """Return (file descriptor, party) for each stream.
 
-        A descriptor is -1 for a broken stream.
+        A descriptor is readable if a message arrived. The descriptor of a broken stream is -1.
         """
         return [(number, name) for name, link in self._links.items() for number in link.filenos()]
 
     def broken(self) -> bool:
-        """Return whether a stream is broken at present."""
+        """Return whether the connection of any stream is broken at present."""
         return any(-1 in link.filenos() for link in self._links.values())
 
     def begin(self, rows: np.ndarray) -> None:
-        """Query every party for some rows; before the next query, `answer` must return.
+        """Send a query for some rows to every party; `answer` must return before the next call.
 
         Args:
-            rows: positions of the rows, ascending; at most `QUERY_ROWS`. An empty query asks which
-                parties are present.
+            rows: positions of the rows, ascending; at most `QUERY_ROWS` of them. A query without
+                rows checks which parties are present.
         """
         self._bring_back()
         self._asked, held = rows, self._held
@@ -201,10 +206,12 @@ class ServingParty:
         self._between()
 
     def arrived(self, at: str | None = None) -> bool:
-        """Return whether all parties have answered the query; without a query, none may send.
+        """Return whether all parties have answered the query.
+
+        If there is no open query, return False.
 
         Args:
-            at: link at which a message may have arrived; None checks all links.
+            at: name of the party from which a message may have arrived; None checks all parties.
         """
         away, late_at = list[str](), self._late_at
         for name, link in list(self._links.items()):
@@ -235,10 +242,11 @@ class ServingParty:
         return False
 
     def answer(self, inputs: Tensor | None = None) -> Answer | None:
-        """Return the answer to the open query; None for an empty query.
+        """Return the answer to the query that `begin` sent; None if it was a query without rows.
 
         Args:
-            inputs: the label party's own inputs of the rows; None reads them from its table.
+            inputs: the label party's inputs of the rows; if None, the method reads the inputs from
+                the label party's table.
 
         Raises:
             RefusedRequest: a party refuses to send the cut of these rows; the session continues.
@@ -273,9 +281,10 @@ class ServingParty:
         return Answer(self.label.calibrated(outputs), cuts, missing, self.label.remarks())
 
     def reference_rows(self) -> np.ndarray:
-        """Return the rows whose mean cut replaces the cut of a party that a coalition leaves out.
+        """Return rows whose mean cut stands for the cut of a party outside a coalition.
 
-        The result is empty if these rows have already been queried.
+        The result is empty if these rows have already been queried, or if contributions cannot be
+        computed.
         """
         told = self.label.terms.secure == "none" and self._explains(self._links)
         if self._reference is not None or not told or self.absent:
@@ -286,22 +295,22 @@ class ServingParty:
         return np.unique(rows[spread.astype(np.int64)])
 
     def refer_to(self, answer: Answer) -> None:
-        """Store the mean cuts of the reference rows."""
+        """Store each party's mean cut of the reference rows."""
         self._reference = {name: cut.mean(0) for name, cut in answer.cuts.items()}
 
     def contributions(self, cuts: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
-        """Compute the Shapley value of every cut for each output of one row, by party.
+        """Compute the Shapley value of every party's cut for each output of one row.
 
-        Where a coalition leaves out a party, the mean cut of `reference_rows` replaces the party's
-        cut (Shapley 1953; Lundberg and Lee 2017, equation 8, with parties as features).
+        For a party outside the coalition, the mean cut of `reference_rows` replaces the party's cut
+        (Shapley 1953; Lundberg and Lee 2017, equation 8, where the features are the parties).
 
         Args:
-            cuts: cuts of an answer.
-            row: index of the row in the query.
+            cuts: cuts of an answer, by party.
+            row: index of the row among the queried rows.
 
         Returns:
-            The result has values of axes (outputs,) each; empty if only a sum of cuts is known, or
-            if there are many parties.
+            The Shapley values by party, axes (outputs,) each; empty if only a sum of cuts is known,
+            or if there are too many parties.
         """
         if (told := self.label.contributions(row)) is not None:
             return dict(told)
@@ -319,32 +328,35 @@ class ServingParty:
         return shapley(names, outputs)
 
     def close(self) -> None:
-        """Inform the feature parties that no more requests follow."""
+        """Send DONE to the parties: no more requests follow."""
         for link in self._links.values():
             link.send(Frame(Kind.DONE))
 
     def _has(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return the mask of the rows that a party can answer, axes (rows,); False if absent."""
+        """Return which rows a party can answer, as a mask, axes (rows,).
+
+        All False if the party is absent.
+        """
         held = self._held[name][rows] if self._held else np.ones(len(rows), dtype=bool)
         return held & (name in self._links.keys() - self.absent)
 
     def _take_in(self, name: str, link: Link) -> None:
-        """Include a party in queries from now on."""
+        """Send queries to this party from now on."""
         self._links[name] = Peeked(name, link)
         self.label.ends[name].link = self._links[name]
 
     def _bring_back(self) -> None:
-        """Include parties that have returned in queries again."""
+        """Send queries again to absent parties that have returned."""
         if self._away is not None and self.absent:
             for name, link in self._away.returned(self.absent).items():
                 self.absent -= {name}
                 self._take_in(name, link)
 
     def _lose(self, name: str, loss: PeerError) -> None:
-        """Continue without a party.
+        """Record that a party is lost, and continue without it.
 
         Raises:
-            PeerError: the given `loss`, if no learned vector replaces the party's cuts, the party
+            PeerError: the argument `loss`: no learned vector replaces the party's cuts, the party
                 refuses, or no other party is left.
         """
         refused = getattr(loss, "peer_code", None) in REFUSALS
@@ -359,12 +371,12 @@ class ServingParty:
 
 
 def shapley(names: Iterable[str], values: Tensor) -> dict[str, Tensor]:
-    """Return the Shapley values of a game.
+    """Return the Shapley values of a cooperative game, by player.
 
     Args:
         names: names of the players.
-        values: values of all coalitions, axes (2^players, outputs). One value per coalition, the
-            empty coalition first; the presence of the first player varies slowest.
+        values: values of all coalitions, axes (2^players, outputs). The empty coalition is first;
+            the presence of the first player varies slowest.
 
     >>> shapley(["a", "b"], torch.tensor([[0.0], [1.0], [2.0], [5.0]]))
     {'a': tensor([3.]), 'b': tensor([2.])}

@@ -1,9 +1,10 @@
-"""Checkpoints: one party's state at a step, and the step from which all parties can resume.
+"""Checkpoints: one party's states, and the exchange from which all parties can resume.
 
-The schedule defines the exchanges before which a party saves (`Exchange.saves`). All parties follow
-the same schedule, so no frame requests a checkpoint. The label party commits checkpoint s when the
-cut of exchange s has arrived from every party: each party saved its checkpoint before it sent that
-cut. Random draws depend on the step number, so there is no generator state to save.
+The schedule defines before which exchanges every party saves a checkpoint (`Exchange.saves`). All
+parties follow the same schedule, so no message has to request a checkpoint. The label party commits
+checkpoint s when the cut of exchange s has arrived from every party: each party saved its
+checkpoint before it sent that cut. Random numbers are derived from the number of the exchange, so a
+checkpoint contains no generator state.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from vfl.core.errors import CheckpointError, RunFolderError
 from vfl.core.storage import Seal, read_sealed, read_sealed_json, write_sealed, write_sealed_json
 from vfl.core.version import VERSION
 
-#: Folder of the checkpoints in a party's part of a run.
+#: Name of the folder with the checkpoints, in a party's part of a run.
 CHECKPOINTS = "checkpoints"
 KEPT = 3
 _ENDING = ".checkpoint"
@@ -28,13 +29,16 @@ _COMMITTED = "committed.json"
 
 
 class Checkpoints:
-    """One party's checkpoints of one run; every file is sealed, and is written atomically.
+    """One party's checkpoints of one run.
+
+    Every file has an authentication tag and is written atomically.
 
     Args:
         folder: folder of the checkpoint files.
         party: name of the party that owns the checkpoints.
         run: name of the run.
-        terms: digest of the session's terms; a checkpoint of other terms is refused.
+        terms: digest of the session's terms; a checkpoint that was saved with other terms is
+            refused.
     """
 
     def __init__(self, folder: Path, party: str, run: str, terms: str) -> None:
@@ -43,15 +47,15 @@ class Checkpoints:
         self.run = run
         self.terms = terms
 
-        #: Function that is called with the number of a step, before the step's checkpoint is
-        #: written; a recorder then writes its trace to disk.
+        #: Function that is called with the number of an exchange before the checkpoint of this
+        #: exchange is written; a recorder then writes its trace to disk.
         self.before_save: Callable[[int], None] = lambda step: None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Save the state before exchange `step`; only the last few checkpoints are kept.
+        """Save the state before exchange `step`; delete all but the last few checkpoints.
 
         Args:
-            step: number of the next exchange.
+            step: number of the exchange that follows the checkpoint.
             state: tensors, numbers and texts in mappings and lists.
         """
         self.before_save(step)
@@ -65,10 +69,10 @@ class Checkpoints:
         """Load the state before exchange `step`.
 
         Raises:
-            CheckpointError: the checkpoint is missing, is damaged, or belongs to another party or
-                run; an older checkpoint may be intact.
-            RunFolderError: the checkpoint has another format or version, or belongs to a session
-                with other terms.
+            CheckpointError: the checkpoint is missing or damaged, or belongs to a different party
+                or run; an older checkpoint may be undamaged.
+            RunFolderError: the checkpoint has a different format or version, or belongs to a
+                session with different terms.
         """
         path = self._path(step)
         try:
@@ -78,8 +82,8 @@ class Checkpoints:
             raise CheckpointError(
                 f"checkpoint {step} of party '{self.party}' cannot be used",
                 where=str(path),
-                got=f"{problem.what}; intact are: {kept}",
-                want=f"an intact {self._seal(step)}",
+                got=f"{problem.what}; undamaged checkpoints: {kept}",
+                want=f"an undamaged {self._seal(step)}",
                 fix="resume the run: it continues from the newest checkpoint that every party has",
             ) from None
         content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
@@ -89,21 +93,21 @@ class Checkpoints:
                 where=str(path),
                 got=f"vfl {wrote}",
                 want=f"vfl {VERSION}",
-                fix=f"pip install vfl=={wrote} to end this run, or start it anew",
+                fix=f"pip install vfl=={wrote} to complete this run, or start the training anew",
             )
         if content["terms"] != self.terms:
             raise RunFolderError(
-                "this checkpoint belongs to another experiment",
+                "this checkpoint belongs to a session with other terms",
                 where=str(path),
                 got=f"terms {content['terms'][:8]}...",
                 want=f"terms {self.terms[:8]}...",
-                fix="resume with the settings the run was started with",
+                fix="resume with the settings with which the run was started",
             )
         state: dict[str, Any] = content["state"]
         return state
 
     def intact(self, most: int | None = None) -> list[int]:
-        """Return the steps with undamaged checkpoints, up to `most`, in order."""
+        """Return the exchanges, up to `most`, that have an undamaged checkpoint, in order."""
         found = []
         for step in self.steps():
             if most is None or step <= most:
@@ -113,19 +117,22 @@ class Checkpoints:
         return found
 
     def steps(self) -> list[int]:
-        """Return the steps with a checkpoint, in order."""
+        """Return the exchanges before which a checkpoint exists, damaged or not, in order."""
         found = self.folder.glob(f"*{_ENDING}")
         return sorted(int(path.stem) for path in found if path.stem.isdigit())
 
     def commit(self, step: int) -> None:
-        """Record that every party has saved a checkpoint before exchange `step`."""
+        """Record that every party has saved the checkpoint before exchange `step`."""
         write_sealed_json(self.folder / _COMMITTED, {"committed": step}, self._pointer)
 
     def committed(self) -> int:
-        """Return the exchange from which all parties can continue; 0 before the first commit.
+        """Return the number of the exchange from which all parties can continue.
+
+        0 before the first commit.
 
         Raises:
-            RunFolderError: the file that names this exchange is damaged, or belongs to another run.
+            RunFolderError: the file that contains this number is damaged, or belongs to a different
+                run.
         """
         path = self.folder / _COMMITTED
         return int(read_sealed_json(path, self._pointer)["committed"]) if path.exists() else 0
@@ -142,6 +149,9 @@ class Checkpoints:
 
 
 def newest_common(kept: Sequence[Checkpoints], most: int) -> int:
-    """Return the newest step, up to `most`, that is intact at all parties; 0 if there is none."""
+    """Return the newest exchange, up to `most`, whose checkpoint is undamaged at all parties.
+
+    0 without one.
+    """
     common = set.intersection(*(set(one.intact(most)) for one in kept))
     return max(common, default=0)

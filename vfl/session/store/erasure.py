@@ -1,11 +1,11 @@
-"""Erases rows at the party that owns them: lists the files that contain rows, and changes them.
+"""Erases rows at the party that owns them; lists all kinds of files that contain data of rows.
 
-`KEPT` lists every kind of file below a party's folder, with the row data that such files contain.
-`forget` removes the rows from all files with data of single rows: the table if requested,
-positions, digests of ids, predictions and traces. Results learned from many rows stay unchanged,
-and the runs that used erased rows are marked. When the next session begins, the other parties
-receive the positions of the erased rows in an alignment (`vfl.session.handshake.Withdrawn`), so all
-other rows continue without a new alignment.
+`KEPT` lists every kind of file in a party's folder, and which data of rows these files contain.
+`forget` removes rows from all files with data of single rows: the table if the caller requests it,
+positions, digests of ids, predictions and traces. Results that were learned from many rows, such as
+weights, stay unchanged; the runs that used erased rows are marked. When the next session begins,
+the other parties receive the positions of the erased rows in the alignment
+(`vfl.session.handshake.Withdrawn`), so all other rows can be used without a new alignment.
 """
 
 from __future__ import annotations
@@ -59,19 +59,20 @@ from vfl.session.store.party_folder import (
 from vfl.session.terms import Terms
 
 PREDICTIONS = "predictions.csv"
-_MOST_BYTES = 1 << 26  # largest size of a file with ids to forget
+_MOST_BYTES = 1 << 26  # largest size in bytes of a file that lists the ids to forget
 _UNIT = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A kind of file that vfl writes for a party.
+    """A kind of file that vfl writes in a party's folder.
 
     Attributes:
-        files: a glob for these files, below the folder of party.toml; `**` matches folders.
-        holds: row data that the files contain; empty if they contain none.
-        forget: description of what `vfl forget` does to the files; empty if it leaves them
-            unchanged.
+        files: a glob pattern of these files, relative to the folder of party.toml; `**` matches any
+            folders.
+        holds: data of rows that the files contain; empty if they contain no such data.
+        forget: text that describes how `vfl forget` changes the files; empty if it does not change
+            them.
     """
 
     files: str
@@ -81,29 +82,35 @@ class Kept:
 
 _LEARNED = "results learned from many rows"
 _RUN, _PART = "store/runs/*/", "store/runs/*/parties/*/"
-#: Every kind of file below the folder of a party.toml; the first glob that matches a file applies
-#: to it.
+#: Every kind of file in the folder of a party.toml; if several globs match a file, the first one
+#: applies.
 KEPT = (
     Kept(
         "store/alignments/*/*/*.positions",
         "positions",
-        "the positions of these rows are removed; older positions expire",
+        "the positions of these rows are removed; older versions of the positions are deleted",
     ),
     Kept(
-        "store/alignments/*/*/*.reused", "keyed tags of ids", "the file is removed, with its keys"
+        "store/alignments/*/*/*.reused",
+        "keyed tags of ids",
+        "the file, which also contains the keys, is removed",
     ),
     Kept("store/alignments/_asked.json"),
     Kept(f"{_PART}rows.sealed", "keyed digests of ids", "its digest is overwritten"),
-    Kept(f"{_RUN}{PREDICTIONS}", "ids and predictions", "the line of the row is removed"),
-    Kept(f"{_PART}{PREDICTIONS}", "ids and predictions", "the line of the row is removed"),
+    Kept(f"{_RUN}{PREDICTIONS}", "ids and predictions", "the line of each row is removed"),
+    Kept(f"{_PART}{PREDICTIONS}", "ids and predictions", "the line of each row is removed"),
     Kept(
         f"{_PART}{EXPLANATIONS}",
         "ids, and contributions of columns",
-        "the line of the row is removed",
+        "the line of each row is removed",
     ),
     Kept(f"{_PART}explained.json", "figures of many rows"),
-    Kept(f"{_PART}trace/**", "cuts and gradients by row", "the trace of its runs is removed"),
-    Kept(f"{_PART}checkpoints/**", _LEARNED, "those of its ended runs are removed"),
+    Kept(
+        f"{_PART}trace/**",
+        "cuts and gradients by row",
+        "the traces of runs that used the rows are removed",
+    ),
+    Kept(f"{_PART}checkpoints/**", _LEARNED, "the checkpoints of its ended runs are removed"),
     Kept(f"{_PART}weights.safetensors", _LEARNED),
     Kept(f"{_PART}encoder.json", "means, edges and categories of columns"),
     Kept(f"{_PART}bins.json", "edges and counts of columns"),
@@ -112,15 +119,15 @@ KEPT = (
     Kept(f"{_PART}forgotten.json", "counts"),
     Kept(f"{_PART}card.json", "counts, and an HMAC of all rows together"),
     Kept(f"{_PART}**", _LEARNED),
-    Kept(f"{_RUN}report.html", "figures of many rows, and pictures where attacks drew some"),
+    Kept(f"{_RUN}report.html", "digests (SHA-256) of messages about many rows"),
     Kept(f"{_RUN}**", "figures of many rows"),
     Kept("store/sessions/*.sent", "SHA-256 of what was sent of many rows"),
     Kept("store/sessions/*.shown", "keyed digests of ids", "its digest is overwritten"),
     Kept("store/sessions/**", "counts"),
     Kept("store/clients/**", "counts"),
     Kept("store/secret*"),
-    Kept("store/flower/**", "terms, and places that left an alignment"),
-    Kept("flower/**", "terms, and places that left an alignment"),
+    Kept("store/flower/**", "terms, and positions of rows that left an alignment"),
+    Kept("flower/**", "terms, and positions of rows that left an alignment"),
     Kept("app/**"),
     Kept("certificates/**"),
     Kept("keys/**"),
@@ -135,20 +142,21 @@ KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """Counts of the changes that `forget` made.
+    """Counts of the changes that one call of `forget` made.
 
     Attributes:
-        asked: number of different ids in the list.
-        found: number of rows in the party's tables whose id is in the list.
-        in_table: number of such rows that remain in the party's own table, because only the table's
-            owner deletes them.
-        alignments: number of rows removed from each alignment, by the alignment's name and the kind
-            of table.
-        runs: for each run, how many of the erased rows the run trained, validated and tested on.
-        unknown: runs for which the files do not show whether they used the rows.
-        predictions: number of lines removed from tables of predictions.
-        traces: runs whose traces were removed.
-        at_work: runs that a process was using, so that their files were not changed.
+        asked: number of different ids that the caller asked to forget.
+        found: number of rows in the party's tables that have one of these ids.
+        in_table: number of these rows that are still in the party's own table, because the caller
+            did not request a change of the table.
+        alignments: number of rows removed from each alignment; keys contain the alignment's name
+            and the kind of table.
+        runs: for each run, the numbers of erased rows with which the run was trained, validated and
+            tested.
+        unknown: runs whose files do not show whether the runs used the rows.
+        predictions: number of lines that were removed from tables of predictions.
+        traces: runs whose traces were deleted.
+        at_work: runs that a process was using, so that `forget` did not change their files.
     """
 
     asked: int
@@ -162,35 +170,35 @@ class Forgotten:
     at_work: Sequence[str]
 
     def remains(self) -> list[str]:
-        """Return sentences that state which data remain, and how these data are treated."""
+        """Return sentences: which data of the rows remain, and what the user should do."""
         said = []
         if self.in_table:
             said.append(
-                f"your own table has {self.in_table} of these rows; delete them there: until then "
-                "sessions of these alignments are refused (V206)"
+                f"your own table still contains {self.in_table} of these rows; delete them there: "
+                "until then, vfl refuses sessions with alignments of this table (V206)"
             )
         trained = [run for run, parts in self.runs.items() if parts["train"]]
         if trained:
             said.append(
-                f"weights of {len(trained)} runs learned from these rows and are marked: "
-                f"{', '.join(trained)}; train again to be without them"
+                f"the weights of {len(trained)} runs were trained with these rows; the runs are "
+                f"marked: {', '.join(trained)}; train again to get weights without these rows"
             )
         if any(self.alignments.values()):
             said.append(
-                "positions of these rows at the other parties are removed when the next "
-                "session begins; their own tables, predictions and copies stay, and those "
-                "parties have to erase them"
+                "the other parties remove the positions of these rows when the next session "
+                "begins; their own tables, predictions and copies stay until those parties erase "
+                "the rows, too"
             )
         if self.unknown:
             said.append(
-                f"runs without stored ids may have used these rows: {', '.join(self.unknown)}"
+                f"these runs stored no ids, and may have used the rows: {', '.join(self.unknown)}"
             )
         if self.at_work:
             said.append(
-                "end the processes that use these runs, and forget again: "
-                f"{', '.join(self.at_work)}"
+                "these runs are in use; end the processes that use them, and run vfl forget "
+                f"again: {', '.join(self.at_work)}"
             )
-        said.append("data in a service's memory stays until the service restarts")
+        said.append("a running service keeps the data in memory until it restarts")
         said.append("copies and backups of this folder are not changed")
         return said
 
@@ -198,14 +206,14 @@ class Forgotten:
 def read_list(path: Path) -> list[str]:
     """Read the ids to forget, one per line.
 
-    If an id consists of several columns, tabs separate its parts.
+    If an id is made of several columns, tabs separate the values of the columns.
 
     Raises:
         MissingDataError: the file does not exist.
-        DataError: the file is too large, is no text, or is empty.
+        DataError: the file is too large, is not a text, or is empty.
     """
     if not path.exists():
-        raise MissingDataError("the list of ids is missing", where=str(path))
+        raise MissingDataError("the file with the list of ids is missing", where=str(path))
     if path.stat().st_size > _MOST_BYTES:
         raise DataError("the list of ids is too long", where=str(path), want="at most 64 MiB")
     try:
@@ -214,7 +222,7 @@ def read_list(path: Path) -> list[str]:
         raise DataError("the list of ids is not UTF-8 text", where=str(path)) from None
     found = dict.fromkeys(line.strip().replace("\t", _UNIT) for line in lines if line.strip())
     if not found:
-        raise DataError("the list of ids is empty", where=str(path), want="one id in each line")
+        raise DataError("the list of ids is empty", where=str(path), want="one id on each line")
     return list(found)
 
 
@@ -223,13 +231,13 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
 
     Args:
         party: the party's own file.
-        ids: ids as in the party's table, or other spellings that the alignment would normalise to
-            the same ids.
-        rewrite: whether to remove the rows also from the party's own CSV or Parquet file.
+        ids: ids of the rows, as the party's table spells them, or in another spelling that the
+            alignment normalises to the same id.
+        rewrite: whether to remove the rows from the party's own CSV or Parquet file, too.
 
     Raises:
-        UserError: the table is a database or an object store, which vfl does not write.
-        DataError: the table cannot be read, or vfl cannot write it without changing other contents.
+        UserError: the party's table is in a database or an object store, which vfl cannot change.
+        DataError: the table cannot be read, or vfl cannot write it without changing other rows.
     """
     wanted = _Wanted.of(party, ids)
     tables = {"source": _Table.of(party, predicted=False, wanted=wanted)}
@@ -263,7 +271,10 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
 def _forget_runs(
     party: PartyFile, wanted: _Wanted, before: Sequence[Alignment], gone: np.ndarray
 ) -> tuple[dict[str, Mapping[str, int]], list[str], int, list[str], list[str]]:
-    """Erase rows from the party's runs; return the fields of `Forgotten` from `runs` on."""
+    """Erase rows from the party's runs.
+
+    Return values for the fields of `Forgotten`, by field name.
+    """
     runs, unknown, traces, at_work, cut_out = dict[str, Mapping[str, int]](), [], [], [], 0
     for run in sorted((party.store_path / "runs").glob("*")):
         part = part_of(run, party)
@@ -285,7 +296,7 @@ def _forget_runs(
 
 @dataclass(slots=True)
 class _Wanted:
-    """Ids to forget, in every spelling in which files may contain them."""
+    """The ids to forget, in every spelling in which vfl's files may contain these ids."""
 
     plain: set[str]
     rules: tuple[str, ...]
@@ -303,35 +314,35 @@ class _Wanted:
         return cls({one.replace(_UNIT, " ") for one in ids}, tuple(sorted(rules)), alike)
 
     def among(self, ids: np.ndarray) -> np.ndarray:
-        """Return the mask of a table's ids that are in the list."""
+        """Return a mask: which of these ids of a table are in the list of ids to forget."""
         found = np.zeros(len(ids), dtype=bool)
         for spec, keys in self.by_rules.items():
             found |= np.fromiter((key in keys for key in normalise(ids, spec)), bool, len(ids))
         return found
 
     def spell(self, tables: Iterator[Sequence[str]]) -> None:
-        """Add the tables' spellings of these ids, and the stored forms of ids that are numbers.
+        """Add the spellings of these ids in tables, and the stored forms of numeric ids.
 
         Args:
-            tables: the spellings of the ids in each table.
+            tables: for each table, the spellings of all its ids.
         """
         for spelled in tables:
             self.plain |= {one.replace(_UNIT, " ") for one in spelled}
         self.plain |= {str(int(one)) for one in self.plain if one.isascii() and one.isdigit()}
 
     def has(self, text: str) -> bool:
-        """Return whether a text from one of vfl's files is an id to forget."""
+        """Return whether a text in one of vfl's files is an id to forget."""
         return as_written(text) in self.plain or text in self.plain
 
 
 @dataclass(slots=True)
 class _Table:
-    """A party's table: its ids, and the rows to remove.
+    """One table of a party: the ids of its rows, and which rows to remove.
 
     Attributes:
-        gone: positions of the rows to remove, ascending.
-        spelled: all ids in the spelling of the table.
-        before, after: digests of all ids in order, before and after the removal.
+        gone: positions in the table of the rows to remove, ascending.
+        spelled: ids of all rows, as the table spells them.
+        before, after: digests of all ids in the table's order, before and after the removal.
     """
 
     party: PartyFile
@@ -350,25 +361,29 @@ class _Table:
         return cls(party, source, np.flatnonzero(has), ids[has].tolist(), *digests)
 
     def require_file(self) -> None:
-        """Refuse a table that is not a file which vfl can write."""
+        """Refuse a table that is not in a file of a kind which vfl can write."""
         path = Path(self.source)
         if self.party.table.repeats is not None:
             raise UserError(
-                "vfl does not write a table with several rows of one id",
+                "vfl does not change a table that has several rows with one id",
                 where=f"party '{self.party.party}'",
                 got=f'repeats = "{self.party.table.repeats}"',
-                fix="delete all rows of these ids there yourself, and leave out --table",
+                fix="delete all rows with these ids in the table yourself, and run vfl forget "
+                "without --table",
             )
         if is_database(self.source) or path.suffix not in (".csv", ".parquet"):
             raise UserError(
-                "vfl cannot write this kind of table",
+                "vfl cannot change this kind of table",
                 where=f"party '{self.party.party}'",
                 want="a .csv or .parquet file",
-                fix="delete the rows there yourself, and leave out --table",
+                fix="delete the rows in the table yourself, and run vfl forget without --table",
             )
 
     def rewrite(self) -> None:
-        """Write the file without the rows; check the new file before it replaces the old file."""
+        """Write the table's file without the rows.
+
+        Check the new file before it replaces the old one.
+        """
         if not len(self.gone):
             return
         path, gone = Path(self.source), set(self.gone.tolist())
@@ -387,9 +402,9 @@ class _Table:
             ids = read_own_ids(aside, own.id, form, f"party '{self.party.party}'")
             if ids_digest(ids) != self.after:
                 raise DataError(
-                    "the table cannot be written without other changes than these rows",
+                    "vfl cannot remove these rows without changing other parts of the table",
                     where=f"party '{self.party.party}'",
-                    fix="delete the rows there yourself, and leave out --table",
+                    fix="delete the rows in the table yourself, and run vfl forget without --table",
                 )
             aside.replace(path)
         finally:
@@ -397,7 +412,7 @@ class _Table:
 
 
 def _ids_of(party: PartyFile, *, predicted: bool) -> np.ndarray:
-    """Return the ids of a party's table, or of its prediction table, in the table's spelling."""
+    """Return the ids of a party's table (or prediction table), as the table spells them."""
     own, form = party.table, table_format(party.table)
     if predicted:
         form = replace(form, query=own.predict_query or own.query)
@@ -406,16 +421,19 @@ def _ids_of(party: PartyFile, *, predicted: bool) -> np.ndarray:
 
 
 def _alignments(party: PartyFile) -> list[tuple[tuple[str, str], Path]]:
-    """Return folders with versions of alignments, by the alignment's name and the kind of table."""
+    """Return the folders with alignment versions.
+
+    Keys are the alignment's name and the kind of table.
+    """
     folders = sorted((party.store_path / "alignments").glob("*/*"))
     return [((one.parent.name, one.name), one) for one in folders if last_version(one)]
 
 
 def _forget_places(folder: Path, party: str, table: _Table) -> int:
-    """Remove rows from the alignment versions that sessions use; delete older versions.
+    """Remove rows from the newest versions of an alignment; delete older versions.
 
     Returns:
-        The number of rows removed from the newest version.
+        The number of rows that were removed from the newest version.
     """
     used = last_versions(folder, party)
     for version in {*versions(folder)} - {one.version for one in used}:
@@ -433,10 +451,13 @@ def _forget_places(folder: Path, party: str, table: _Table) -> int:
 def _forget_run(
     part: PartyFolder, wanted: _Wanted, alignments: Sequence[Alignment], gone: np.ndarray
 ) -> Mapping[str, int] | None:
-    """Overwrite these rows' digests in the record of a run; return counts of the rows by part."""
+    """Overwrite the digests of these rows in a run's record.
+
+    Return how the run had used the rows.
+    """
     try:
         known = part.rows()
-    except RunFolderError:  # the party has trained nothing in this run, or the run is damaged
+    except RunFolderError:  # this party trained nothing in the run, or the run is damaged
         return {} if not part.path.exists() or not (part.path / "party.json").exists() else None
     if known is None:
         return None
@@ -458,26 +479,26 @@ def _forget_run(
 
 
 def withdraw(party: PartyFile, terms: Terms, places: Collection[int]) -> None:
-    """Remove rows that another party has erased from this party's alignment, and mark its runs.
+    """Remove from this party's alignment the rows that another party has erased; mark runs.
 
     Args:
-        party: the party's own file.
-        terms: terms of the session in which the rows were reported.
-        places: positions of the rows in the original alignment.
+        party: the own file of this party.
+        terms: terms of the session in which the other party reported the rows.
+        places: positions of the rows in the alignment's original order.
 
     Raises:
-        ConsentError: fewer rows would remain in the alignment than the party accepts.
-        MisalignedError: the alignment has no such rows.
+        ConsentError: fewer rows would remain in the alignment than the party's file requires.
+        MisalignedError: the alignment has no rows at these positions.
     """
     alignment = own_alignment(party, terms)
-    assert alignment is not None, "only sessions with an alignment report erased rows"
+    assert alignment is not None, "parties report erased rows only in sessions with an alignment"
     shorter, least = alignment.without(places), party.consent.min_common
     if shorter.common < least:
         raise ConsentError(
-            f"party '{party.party}' requires more common rows",
-            got="fewer, after the removal of erased rows",
+            f"party '{party.party}' requires more common rows than would remain",
+            got="fewer, after the erased rows are removed",
             want=f"at least {least}",
-            fix="vfl align, or a smaller min_common in its own file",
+            fix="run vfl align, or set a smaller min_common in the party's own file",
         )
     predicted = party.predicts_others and terms.mode in ("predict", "serve")
     ids = _ids_of(party, predicted=predicted)
@@ -492,8 +513,8 @@ def withdraw(party: PartyFile, terms: Terms, places: Collection[int]) -> None:
 
 
 def _mark(part: PartyFolder, ids: Sequence[str]) -> None:
-    """Mark a run as a run that used rows with these ids."""
-    with suppress(RunFolderError):  # the run is damaged, or has no training
+    """Mark a run as one that used rows with these ids, if it used any."""
+    with suppress(RunFolderError):  # the run is damaged, or has no training at this party
         known = part.rows()
         if known is not None and known.ids is not None and ids:
             places = np.flatnonzero(np.isin(known.ids, part.digests_of(ids)))
@@ -507,7 +528,7 @@ def _now() -> str:
 
 
 def _remove_traces(part: Path) -> bool:
-    """Remove the traces of a run; remove its checkpoints too if the run has ended."""
+    """Remove the traces of a run; also remove its checkpoints if the run has ended."""
     found = (part / "trace").exists()
     shutil.rmtree(part / "trace", ignore_errors=True)
     if (part / "party.json").exists():
@@ -516,7 +537,7 @@ def _remove_traces(part: Path) -> bool:
 
 
 def _cut_lines(path: Path, wanted: _Wanted) -> int:
-    """Remove the lines of these ids from a table of predictions; return the number of lines."""
+    """Remove the lines with these ids from a table of predictions; return how many were removed."""
     text = read_bytes(path).decode()
     rows = csv.reader(io.StringIO(text, newline=""))
     head = next(rows, [])
@@ -530,7 +551,10 @@ def _cut_lines(path: Path, wanted: _Wanted) -> int:
 
 
 def _without_lines(text: str, separator: str, gone: Collection[int]) -> str:
-    """Remove some rows of a CSV file, counted after its header; other bytes stay unchanged."""
+    """Remove rows of a CSV text by their number after the header.
+
+    All other bytes stay unchanged.
+    """
     lines = io.StringIO(text, newline="").readlines()
     reader = csv.reader(iter(lines), delimiter=separator)
     kept, start, row = list[str](), 0, -2
@@ -543,7 +567,7 @@ def _without_lines(text: str, separator: str, gone: Collection[int]) -> str:
 
 
 def _parquet_without(path: Path, target: Path, gone: np.ndarray) -> None:
-    """Write a Parquet file without some rows, group by group."""
+    """Write a Parquet file without some rows, one row group after another."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

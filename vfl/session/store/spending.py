@@ -1,8 +1,8 @@
-"""Spending and consent of a party on disk: common base of the ledgers of sessions and products.
+"""Spending and consent of a party on disk: the common base of the ledgers of sessions and products.
 
-The spending under a run name is counted on disk before the messages are sent. A folder itself
-cannot show that it was restored from an earlier copy; the folder's `Witness` lets peers notice a
-restore.
+The ledger adds the spending of messages to the file of a run name before the messages are sent. A
+folder itself cannot show that it was restored from an earlier copy; the counters of the folder's
+`Witness` let other parties notice a restore.
 """
 
 from __future__ import annotations
@@ -29,39 +29,43 @@ from vfl.session.store.witness import RESTORED_BY, Witness
 
 
 class Counted(Protocol):
-    """Interface of an entry that a ledger stores under a run name."""
+    """Interface of an entry that a ledger stores for one run name."""
 
     @property
     def run(self) -> str:
-        """Run name of the entry."""
+        """Run name to which the entry belongs."""
 
     @property
     def spent_epsilon(self) -> float | None:
-        """Epsilon that the entry has spent on one row; None if no epsilon is stated."""
+        """Epsilon that the entry's sessions have spent on one row.
+
+        None if they state no epsilon.
+        """
 
 
 Kept = TypeVar("Kept", bound=Counted)
 
 
 class Spending(Generic[Kept]):
-    """Base of a ledger for one kind of spending: a sealed file per run name, for many processes.
+    """Base of a ledger for one kind of spending: a sealed file per run name.
 
-    A subclass defines its entries.
+    A subclass defines the form of the entries.
 
     Args:
-        folder: folder of the files; it is outside the folders of runs, so a name stays bound after
-            its run is deleted.
+        folder: folder of the files; it is outside the folders of runs, so the entry of a run name
+            remains after the run is deleted.
         party: party that owns the files.
-        store: folder that has the lock and the witness, if this is not `folder`; all kinds of
-            spending under one limit use the same `store`.
+        store: folder that contains the lock and the witness, if this is not `folder`; all ledgers
+            whose spending counts for one limit use the same `store`.
 
     Attributes:
-        kind: kind of the files, as their seals name it.
-        form: class of an entry; a subclass of `Settings` whose objects are frozen.
-        suffix: suffix of the files' names.
-        restored_by: command with which a party declares that its newest store is lost.
-        witness: counters with which peers notice that the store was restored from an earlier copy,
-            and the known counters of peers.
+        kind: name of this kind of file, which the files' seals contain.
+        form: class of the entries; a subclass of `Settings` whose objects are frozen.
+        suffix: last part of the names of the files.
+        restored_by: command line with which a party declares that the newest state of its store is
+            lost.
+        witness: counters with which other parties notice that the store was restored from an
+            earlier copy, and the last known counters of these parties.
     """
 
     kind: ClassVar[str]
@@ -75,13 +79,13 @@ class Spending(Generic[Kept]):
 
     @contextmanager
     def alone(self, patience_s: float = 0.0) -> Iterator[None]:
-        """Hold the lock that every spending from this store needs, until the block ends.
+        """Hold the lock that is required for spending from this store, until the `with` block ends.
 
         Args:
             patience_s: seconds to wait while another process holds the lock.
 
         Raises:
-            RunFolderError: another process already spends from this store.
+            RunFolderError: another process is already spending from this store.
         """
         with locked(self._store, patience_s):
             private_folder(self.folder)
@@ -89,13 +93,13 @@ class Spending(Generic[Kept]):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from changing the spending of the store, until the block ends."""
+        """In the `with` block, prevent other processes from changing the store's spending."""
         with locked(self._store, math.inf):
             private_folder(self.folder)
             yield
 
     def entries(self) -> list[Kept]:
-        """Return every entry, ordered by run name.
+        """Return the entries of all run names, ordered by run name.
 
         Raises:
             RunFolderError: an entry is damaged.
@@ -103,11 +107,14 @@ class Spending(Generic[Kept]):
         return [self._found(name) for name in sorted(path.stem for path in self._files())]
 
     def spent_epsilon(self) -> float:
-        """Return the epsilon that all run names together spent on one row, by basic composition."""
+        """Return the sum of the epsilon that all run names have spent on one row."""
         return sum(one.spent_epsilon or 0.0 for one in self.entries())
 
     def give_up(self) -> None:
-        """End all running entries after a restore of the store; the caller holds the lock."""
+        """After a restore of the store, mark all running entries as ended.
+
+        The caller has the lock.
+        """
 
     def _files(self) -> Iterator[Path]:
         return self.folder.glob(f"*{self.suffix}")
@@ -132,11 +139,11 @@ class Spending(Generic[Kept]):
         write_sealed_json(self._path(entry.run), self._record(entry), self._seal(entry.run))
 
     def _content(self, record: Mapping[str, Any]) -> Any:
-        """Return the content of an entry, given the record in its file."""
+        """Return the content of an entry from the record in its file."""
         return record["entry"]
 
     def _record(self, entry: Any) -> dict[str, Any]:
-        """Return the record of an entry for its file."""
+        """Return the record of an entry, as its file stores it."""
         return {"entry": entry.model_dump(mode="json")}
 
     def _seal(self, run: str) -> Seal:

@@ -1,7 +1,7 @@
-"""The files of a trace, with their contents and sizes; and a trace that is only in memory.
+"""The files of a trace (recorded frames of a training): their contents and sizes.
 
-Files that have no entry in `index.jsonl` remain from a killed run. A party's trace is in the folder
-`parties/NAME/trace`, which has these files:
+Also a trace in memory. A file that has no entry in `index.jsonl` was left by a run that was killed.
+A party's trace is in the folder `parties/NAME/trace`, which has these files:
 
     file                    form                     content
     trace.json              sealed JSON              the party, the recorded parts, and the terms
@@ -12,7 +12,7 @@ Files that have no entry in `index.jsonl` remain from a killed run. A party's tr
     payload-N.npy           u8 array of numpy        payloads of the frames, one after another
     snapshot-N.safetensors  sealed safetensors       the party's weights
 
-Arrays of `frames-N.npz`:
+Arrays in the file `frames-N.npz`:
 
     array             type   of each   content
     `exchange_step`   int64  exchange  number of the exchange
@@ -70,17 +70,17 @@ from vfl.session import Exchange, Terms, rules
 TRAINING = (Kind.CUT, Kind.GRAD)
 EVALUATION = (Kind.QUERY,)
 
-#: Largest sizes of a frame, an exchange, a row, a file and a file's name in a trace, without
-#: payloads, in bytes.
+#: Largest sizes in bytes, in a trace, of the metadata of a frame, of an exchange and of a row, of a
+#: file's fixed part, and of a party's name.
 FRAME_BYTES = 8 + 1 + 1 + 1 + 8
 EXCHANGE_BYTES = 8 + 8 + 4 * len("validation") + 8
 ROW_BYTES = 8
 FILE_BYTES = 3584
-PARTY_BYTES = 4 * 32  # at most 32 characters
+PARTY_BYTES = 4 * 32  # a name has at most 32 characters
 
-#: Largest size of a line of the index, in bytes.
+#: Largest size of a line of `index.jsonl`, in bytes.
 ENTRY_BYTES = 384
-#: Approximate number of bytes of frames that are buffered in memory before they are written to a
+#: Approximate size of frames in bytes that are buffered in memory before they are written to a
 #: file.
 HELD_BYTES = 16 * 2**20
 _ABOUT = "trace.json"
@@ -93,7 +93,7 @@ _File = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$")]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One frame of a trace: its party, its direction and its bytes."""
+    """One recorded frame: its party, its direction and its bytes."""
 
     party: str
     direction: str
@@ -103,12 +103,12 @@ class Recorded:
 
 
 class Trace:
-    """Records selected kinds of frames in memory, as an `Observer` of links.
+    """Records frames in memory; `Trace` is an `Observer` of links, which is called with each frame.
 
     Args:
-        kinds: kinds of frames to store; `TRAINING` and `EVALUATION` are the usual selections.
+        kinds: kinds of frames to store; usual values are `TRAINING` and `EVALUATION`.
         parties: parties whose frames are stored; None stores the frames of all parties.
-        limit_bytes: limit of the recorded bytes, so that the trace does not fill the memory.
+        limit_bytes: limit of the recorded bytes, so that the trace cannot fill the memory.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Trace:
         self._frames: list[Recorded] = []
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
-        """Store a frame if its kind and party were selected.
+        """Store a frame if its kind and its party were selected.
 
         Raises:
             OversizedFrameError: the trace would exceed its limit.
@@ -150,7 +150,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class SentFrame:
-    """A frame of an exchange, buffered until it is written to a file."""
+    """A frame with its exchange, which is buffered until the frame is written to a file."""
 
     exchange: Exchange
     party: str
@@ -161,12 +161,13 @@ class SentFrame:
 
 @dataclass(frozen=True, slots=True)
 class Replayed(Recorded):
-    """A frame read from a trace.
+    """A frame that was read from a trace.
 
     Attributes:
         phase: phase of the frame's exchange: train, validation or test.
         epoch: number of the epoch, from 1.
-        rows: positions of the cut's rows in the aligned rows, int64, in the order of the cut.
+        rows: for a frame with a cut, positions of the cut's rows in the aligned rows, int64, in the
+            cut's order.
     """
 
     phase: str
@@ -175,7 +176,7 @@ class Replayed(Recorded):
 
 
 def pack(frames: Sequence[SentFrame]) -> tuple[bytes, list[bytes]]:
-    """Make the contents of two files: the frames' metadata, and the frames' bytes in pieces."""
+    """Make the contents of two files: the frames' metadata, and their payloads in pieces."""
     exchanges = list({crossed.exchange.step: crossed.exchange for crossed in frames}.values())
     index_of = {exchange.step: index for index, exchange in enumerate(exchanges)}
     parties = sorted({crossed.party for crossed in frames})
@@ -199,11 +200,11 @@ def pack(frames: Sequence[SentFrame]) -> tuple[bytes, list[bytes]]:
 
 
 def unpack(known: bytes, payload: bytes, folder: Path) -> Iterator[Replayed]:
-    """Yield the frames that were passed to `pack`; an error names `folder`.
+    """Yield the frames that were given to `pack`; an error names `folder` as the location.
 
     Raises:
-        RunFolderError: `pack` could not have produced these contents; pickled objects are refused
-            too.
+        RunFolderError: `pack` cannot have produced these contents; contents with pickled objects
+            are refused, too.
     """
     try:
         with np.load(io.BytesIO(known), allow_pickle=False) as file:
@@ -229,7 +230,7 @@ def unpack(known: bytes, payload: bytes, folder: Path) -> Iterator[Replayed]:
 
 
 def _npy_header(count: int) -> bytes:
-    """Return the header of a .npy file with `count` bytes."""
+    """Return the header of a .npy file that contains `count` bytes."""
     header = io.BytesIO()
     described = {"descr": "|u1", "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(header, described)
@@ -237,12 +238,12 @@ def _npy_header(count: int) -> bytes:
 
 
 class Entry(Settings):
-    """An entry of the index: some frames, or a snapshot of weights.
+    """One entry of the index: a group of frames, or a snapshot of weights.
 
     Attributes:
-        files: SHA-256 of each file's content, by name.
-        step: for frames, the last checkpoint that was saved before them; for a snapshot, the number
-            of the exchange that follows.
+        files: SHA-256 of the content of each file, by file name.
+        step: for frames, the exchange of the last checkpoint that was saved before them; for a
+            snapshot, the number of the exchange that follows it.
         epoch: for a snapshot, the number of epochs trained before it; None for frames.
     """
 
@@ -251,7 +252,10 @@ class Entry(Settings):
     epoch: int | None = None
 
     def line(self, owner: str) -> str:
-        """Format the entry as a line of the index, sealed for `owner`; see `TraceHeader.owner`."""
+        """Format the entry as a line of the index, with an authentication tag for `owner`.
+
+        See `TraceHeader.owner`.
+        """
         text = self.model_dump_json()
         return f"{text}\t{_sealed(text, owner)}\n"
 
@@ -260,30 +264,33 @@ class Entry(Settings):
         """Parse one line of the index.
 
         Raises:
-            ValueError: the line is damaged, or sealed for another owner.
+            ValueError: the line is damaged, or was written for another owner.
         """
         text, _, digest = line.partition("\t")
         if not hmac.compare_digest(_sealed(text, owner).encode(), digest.encode()):
-            raise ValueError("the line has another digest")
+            raise ValueError("the digest of the line does not match")
         return cls.model_validate_json(text)
 
     def known_at(self, step: int) -> bool:
-        """Return whether checkpoint `step` includes the entry; step 0 is before the training."""
+        """Return whether the entry was written before checkpoint `step`.
+
+        Step 0 is before the training.
+        """
         if self.epoch is None:
             return self.step < step
         return step > 0 and self.step <= step
 
 
 class TraceHeader(Settings):
-    """Header of a trace.
+    """Header of a trace, stored in `trace.json`.
 
     Attributes:
-        format: version of the file format; see `vfl.core.storage`.
+        format: version of the trace's file format; see `vfl.core.storage`.
         vfl: version of vfl that wrote the files.
-        party: party that recorded.
-        settings: settings of the trace.
-        terms: the agreed terms.
-        digest: digest of the terms.
+        party: party that recorded the trace.
+        settings: settings with which the party recorded the trace.
+        terms: agreed terms of the training.
+        digest: digest of the agreed terms.
     """
 
     format: int = FORMAT
@@ -295,44 +302,47 @@ class TraceHeader(Settings):
 
     @classmethod
     def of(cls, party: str, settings: TraceSettings, terms: Terms) -> TraceHeader:
-        """Make the header of a trace on these terms."""
+        """Make the header of a trace of a training with these terms."""
         return cls(party=party, settings=settings, terms=terms, digest=terms.digest())
 
     @property
     def seal(self) -> Seal:
-        """Seal of the trace."""
+        """Seal (authentication tag) of the header's file."""
         return Seal("trace", self.party, self.terms.run)
 
     @property
     def owner(self) -> str:
-        """Text that names the trace; every line of the index is sealed for this text."""
+        """Text that names the trace; the digest of every index line depends on this text."""
         return f"{self.party}|{self.terms.run}|{self.digest}"
 
 
 class Store:
-    """The files of one party's trace of one training.
+    """Reads and writes the files of one party's trace of one training.
 
     Args:
-        folder: folder of the files.
+        folder: folder of the trace's files.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def begin(self, party: str, settings: TraceSettings, terms: Terms, step: int) -> None:
-        """Prepare the folder to record from exchange `step` on; remove records of later steps.
+        """Prepare the folder for recording from exchange `step` on.
+
+        Remove records of this and later exchanges.
 
         Raises:
-            RunFolderError: the folder has a trace of other terms or settings.
+            RunFolderError: the folder contains a trace with other terms or settings.
         """
         about = TraceHeader.of(party, settings, terms)
         kept: list[Entry] = []
         if (self.folder / _ABOUT).exists():
             if self.about() != about:
                 raise RunFolderError(
-                    "this trace was begun with other settings",
+                    "this trace was begun with other settings or terms",
                     where=str(self.folder / _ABOUT),
-                    fix="resume with the settings that it was begun with, or move the folder away",
+                    fix="resume with the settings with which the trace was begun, or move the "
+                    "folder away",
                 )
             kept = [entry for entry in self.entries() if entry.known_at(step)]
         record = {"about": about.model_dump(mode="json")}
@@ -346,9 +356,9 @@ class Store:
     def add(
         self, files: Mapping[str, Sequence[bytes]], step: int, epoch: int | None = None
     ) -> None:
-        """Write files piece by piece, and then the line of the index that lists them.
+        """Write the files of an entry piece by piece, and then the index line that lists the files.
 
-        After a crash before the line is written, the files are not in the index.
+        If the process is killed before the line is written, the files are not part of the trace.
         """
         digests = {}
         for name, pieces in files.items():
@@ -364,7 +374,8 @@ class Store:
         """Read the header of the trace.
 
         Raises:
-            RunFolderError: there is no trace, or it is damaged or of another format.
+            RunFolderError: there is no trace, or its header is damaged or has another format
+                version.
         """
         path = self.folder / _ABOUT
         if not path.exists():
@@ -373,7 +384,8 @@ class Store:
                 where=str(self.folder),
                 fix="give the folder RUN/parties/PARTY/trace of a training with [trace] phases",
             )
-        # A trace may be read from any folder, so the header itself states for whom it is sealed.
+        # A user may copy a trace to any folder, so the header itself contains the names for its
+        # seal.
         record = read_sealed_json(path, Seal("trace", None, None))
         try:
             about = TraceHeader.model_validate(record["about"])
@@ -384,20 +396,20 @@ class Store:
         return about
 
     def entries(self) -> list[Entry]:
-        """Return the entries of the index, in the order of writing.
+        """Return the entries of the index, in the order in which they were written.
 
         Raises:
             RunFolderError: the index is missing or damaged.
         """
         path, owner = self.folder / _INDEX, self.about().owner
         try:
-            *whole, _ = path.read_text().split("\n")  # an incomplete last line is left out
+            *whole, _ = path.read_text().split("\n")  # an incomplete last line is ignored
             return [Entry.of_line(line, owner) for line in whole]
         except (FileNotFoundError, ValueError):
             raise damaged(path) from None
 
     def contents(self, entry: Entry) -> list[bytes]:
-        """Read the files of an entry as `pack` made them.
+        """Read the contents of an entry's files, as `pack` made them.
 
         Raises:
             RunFolderError: a file is missing or damaged.
@@ -417,13 +429,13 @@ def _sealed(text: str, owner: str) -> str:
 
 
 def is_recorded(settings: TraceSettings, exchange: Exchange) -> bool:
-    """Return whether the settings select an exchange; the test phase belongs to the last epoch."""
+    """Return whether the settings select this exchange; test exchanges belong to the last epoch."""
     chosen = exchange.phase == "test" or not settings.epochs or exchange.epoch in settings.epochs
     return chosen and exchange.phase in settings.phases
 
 
 def links_of(terms: Terms, party: str) -> list[str]:
-    """Return the feature parties that a party has links with."""
+    """Return the feature parties with which a party exchanges frames."""
     return terms.feature_parties if party == terms.label_party else [party]
 
 
@@ -435,14 +447,14 @@ def expected_bytes(
     weights: Mapping[str, Tensor],
     start: int = 0,
 ) -> int:
-    """Return the most bytes of one party's trace of a training, from exchange `start` on.
+    """Return the largest possible size in bytes of one party's trace of a training.
 
     Args:
         settings: settings of the party's trace.
         terms: the agreed terms.
         party: party that owns the trace.
         split: split of the aligned rows.
-        weights: the party's own weights, for the size of a snapshot.
+        weights: the party's own weights, from which the size of a snapshot is computed.
         start: number of the exchange from which a resumed training continues; 0 for a new training.
     """
     codec = compression.make(terms.codec)
@@ -463,7 +475,7 @@ def expected_bytes(
     files += unwritten + frames_bytes // HELD_BYTES
     files_bytes = files * (FILE_BYTES + PARTY_BYTES * len(links) + ENTRY_BYTES)
     about_bytes = len(TraceHeader.of(party, settings, terms).model_dump_json())
-    # Snapshots are taken before the first step, at every interval of epochs, and at the end.
+    # Snapshots are taken before the first step, after every `snapshots` epochs, and at the end.
     every = settings.snapshots
     snapshots = 1 + -(-terms.train.epochs // every) if every else 0
     snapshots_bytes = snapshots * (
@@ -473,7 +485,7 @@ def expected_bytes(
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Refuse a trace that does not fit on the disk.
+    """Refuse to record a trace that does not fit on the disk.
 
     Raises:
         ConfigError: the disk has too little free space for the trace; the error states both sizes.
@@ -482,9 +494,10 @@ def check_room(folder: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(existing).free
     if needed_bytes > free_bytes:
         raise ConfigError(
-            "the disk has no room for the trace",
+            "the disk has too little free space for the trace",
             where=str(existing),
             got=f"{size(free_bytes)} free",
-            want=f"up to {size(needed_bytes)}",
-            fix="fewer 'phases' or 'epochs' or rarer 'snapshots' in [trace], or a larger disk",
+            want=f"up to {size(needed_bytes)} of free space",
+            fix="record fewer 'phases' or 'epochs', or less frequent 'snapshots' in [trace], or "
+            "use a larger disk",
         )
