@@ -1,15 +1,15 @@
 """Advice for training over a slow network link: larger batches, or more cuts in flight.
 
 An exchange that waits for the previous one takes one round trip, plus the compute time of both
-parties, plus the transfer time in both directions. With m cuts in flight (sent before the earlier
+parties, plus the transfer time in each direction. With m cuts in flight (sent before the earlier
 gradients arrive), an exchange takes 1/m of that time on average, until the processors or the link
 are busy all the time.
 
-Measured on MNIST halves with a delay of 40 ms: batches of 256 to 1024 rows, with Adam's learning
-rate multiplied by the square root of the batch's growth, train as fast as five cuts in flight, and
-their gradients are not stale. If a larger batch is combined with several cuts in flight, the
-speedup is smaller than the product of both speedups. With more than five cuts in flight, training
-with Adam or momentum loses accuracy.
+Measured on MNIST, divided into halves of each image, with a delay of 40 ms: batches of 256 to 1024
+rows train as fast as five cuts in flight, and their gradients are not stale. Adam's learning rate
+was multiplied by the square root of the growth of the batch. If a larger batch is combined with
+several cuts in flight, the speedup is smaller than the product of both speedups. With more than
+five cuts in flight, training with Adam or momentum loses accuracy.
 """
 
 from __future__ import annotations
