@@ -173,5 +173,5 @@ def test_finding_the_label_folder(project, tmp_path):
     assert LabelFolder.find(folder).path == LabelFolder.find(label.path).path == label.path
     with pytest.raises(RunFolderError, match="not a project") as caught:
         LabelFolder.find(tmp_path)
-    assert caught.value.fix == "vfl init PROJECT writes one"
+    assert caught.value.fix == "vfl init PROJECT writes such a folder"
     assert read_experiment(label.app / "experiment.toml").feature_parties == FEATURES

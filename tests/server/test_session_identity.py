@@ -211,7 +211,7 @@ def test_a_finished_run_keeps_its_weights(session):
     session.forget()
     # The same terms once more, from another top: all of it was once sent before it was refused.
     assert session.broken_off() == []
-    assert all("has ended at party" in one.what for one in refusals_of(session))
+    assert all("has already ended at party" in one.what for one in refusals_of(session))
     after = weights_of(session)
     assert all(torch.equal(after[name], value) for name, value in before.items())
 

@@ -285,7 +285,7 @@ def test_both_switch_to_another_run_together(insurer):
     finally:
         serving.stop()
     assert (
-        "'insurer' has no task of its own in this run; going on with run"
+        "party 'insurer' has no task of its own in this run; going on with run"
         in (insurer.run / "notes.txt").read_text()
     )
 

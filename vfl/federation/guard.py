@@ -1,21 +1,23 @@
-"""Guards around Flower's HTTP application: allowed routes, size limits, authentication.
+"""Guards (request filters) of Flower's HTTP server: routes, size limits, authentication.
 
-Flower's SuperLink serves three APIs on one port: Fleet for SuperNodes, Control for the command
-line, and Runtime for the processes that the SuperLink starts. Only Fleet authenticates its callers.
-vfl therefore puts two guards in front of the application, each with its own listening socket:
+Flower's SuperLink serves three APIs at one port: Fleet for SuperNodes, Control for the command
+line, and Runtime for the processes that the SuperLink starts. Of these, only Fleet authenticates
+its callers. vfl therefore puts two guards in front of the application, each with its own listening
+socket:
 
 - the network's guard (`network_guard`) allows the routes of Fleet that a registered SuperNode
-  needs, for registered keys;
-- the machine's own guard (`local_guard`), on the loopback, allows Control and Runtime, for callers
-  that send the secret made at the service's start. A SuperNode's local API has such a guard too.
+  needs, for callers with registered keys;
+- the machine's own guard (`local_guard`), which listens only on this machine, allows Control and
+  Runtime, for callers that send the secret which the service made at its start. The local API of a
+  SuperNode has a local guard, too.
 
-No decision depends on the address of the caller, so neither a proxy in front, a forwarded-for
-header nor an IPv4 address in IPv6 form changes a decision. A guard refuses a request before it
-reads the request's body. `vfl.transport.front` limits how many connections wait without an
-authenticated caller, and how long.
+No decision depends on the network address of the caller; so a proxy in front of the guard, a
+forwarded-for header or an IPv4 address in IPv6 form cannot change a decision. If a guard refuses a
+request, it does so before it reads the request's body. `vfl.transport.front` limits how many
+connections may wait without an authenticated caller, and for how long.
 
-Flower's programs ask for work every few seconds, which would delay a session several times. A guard
-therefore answers a request for work only when there may be work; see `Bell`.
+Flower's programs ask for work every few seconds, and each such wait would delay a session. A guard
+therefore delays its response to a request for work until there may be work; see `Bell`.
 """
 
 from __future__ import annotations
@@ -51,14 +53,15 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 #: Function that takes a public key (PEM), and returns whether a SuperNode with this key is
 #: registered.
 IsRegistered = Callable[[bytes], Awaitable[bool]]
-#: Function that takes a path and a whole body, and returns whether the body may reach the
-#: application.
+#: Function that takes a route's path and a whole request body, and returns whether the body may
+#: reach the application.
 Acceptable = Callable[[str, bytes], bool]
 
-#: Header for the secret that a service makes at its start; a local guard requires this header.
+#: Name of the header for the secret that a service makes at its start; a local guard requires this
+#: header.
 SECRET_HEADER = "vfl-local-secret"
-#: Least and largest accepted age of a signature in seconds, as in Flower; a negative age means that
-#: the signer's clock is fast.
+#: Smallest and largest accepted age of a signature in seconds, as in Flower; a negative age means
+#: that the signer's clock is ahead.
 _SIGNED_WITHIN_S = (-5.0, 305.0)
 
 _FLEET = (
@@ -95,50 +98,51 @@ _RUNTIME = (
     "push-task-output",
     "send-task-heartbeat",
 )
-#: Routes that a registered SuperNode may call.
+#: Routes of the Fleet API that a registered SuperNode may call.
 FLEET_ROUTES = frozenset(f"/v1/fleet/{name}" for name in _FLEET)
 #: Routes that the command `vfl` calls, and routes that the processes of a run call.
 CONTROL_ROUTES = frozenset(f"/v1/control/{name}" for name in _CONTROL)
 RUNTIME_ROUTES = frozenset(f"/v1/runtime/{name}" for name in _RUNTIME)
 
-#: Size limit of a body from a SuperNode; a reply has a few kilobytes: a party's report, or the
-#: reason of its failure.
+#: Size limit in bytes of a request body from a SuperNode; a reply has a few kilobytes: a party's
+#: report, or the reason why the party failed.
 FLEET_BODY_BYTES = 1024 * 1024
-#: Size limit of a body on the local port; an app bundle has at most 10 MB, an object of a message
-#: has at most 5 MB.
+#: Size limit in bytes of a request body on the local port; an app bundle has at most 10 MB, and one
+#: object of a message at most 5 MB.
 LOCAL_BODY_BYTES = 16 * 1024 * 1024
-#: Time limit for one request body, and limit of the bodies that one SuperNode sends at the same
-#: time; a SuperNode sends two.
+#: Seconds within which a request body must arrive, and largest number of bodies that one SuperNode
+#: may send at the same time; a SuperNode sends two.
 BODY_TIMEOUT_S = 30.0
 FLEET_BODIES_AT_ONCE = 8
-#: Routes for requests for work, and routes whose requests may bring new work.
+#: Routes of requests for work, and routes of requests after which there may be new work.
 _ASKING = {"/v1/runtime/acquire-task", "/v1/fleet/pull-messages"}
 _BRINGING = {"/v1/control/start-run", "/v1/runtime/push-messages", "/v1/runtime/push-object"}
-#: Longest time that a request for work is held, and extra time after the bell for the remaining
-#: parts of a message, in seconds.
+#: Longest delay in seconds of a response to a request for work; and seconds after the bell for the
+#: remaining parts of a message.
 HOLD_S = 2.0
 _PIECES_S = 0.03
-#: A running SuperNode asks for work again immediately, so a SuperNode that is silent for longer has
-#: died.
+#: A running SuperNode asks for work again immediately, so a SuperNode that sent no request for more
+#: than this many seconds has died.
 SILENT_S = HOLD_S + 1.0
 _ARRIVING = "/v1/fleet/activate-node"
-#: Function that receives the key of a SuperNode that connects again, before its request reaches the
-#: application.
+#: Function that is called with the key of a SuperNode that connects again, before the SuperNode's
+#: request reaches the application.
 Arrives = Callable[[bytes], Awaitable[None]]
-#: Function that authenticates a caller by the headers only, and returns None if the caller may not
-#: pass. The function raises `FormerCallerError` for a caller whose key was registered earlier.
+#: Function that authenticates a caller by the request's headers only, and returns the caller's key,
+#: or None if the caller may not pass. If the caller's key was registered earlier and then
+#: withdrawn, the function raises `FormerCallerError`.
 Caller = Callable[[Scope], Awaitable[bytes | None]]
 
 
 class FormerCallerError(Exception):
-    """Error raised when the key of a SuperNode was registered earlier, but was withdrawn."""
+    """Error: the key of a SuperNode was registered earlier, and then withdrawn."""
 
 
 class Bell:
-    """Signals that new work may exist; all guards of a service share one bell.
+    """Announces to waiting requests that there may be new work.
 
-    A caller waits until the bell rings, at most `HOLD_S`; if the bell has rung since the caller's
-    last request, the caller does not wait.
+    All guards of a service share one bell. A request for work waits until the bell rings, at most
+    `HOLD_S` seconds; if the bell has rung since the caller's last request, it does not wait.
     """
 
     def __init__(self) -> None:
@@ -148,10 +152,10 @@ class Bell:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def ring(self) -> None:
-        """Let all waiting requests continue; any thread may call this."""
+        """Let all waiting requests for work continue; any thread may call this method."""
         self._rings += 1
         if self._loop:
-            with suppress(RuntimeError):  # the server has ended
+            with suppress(RuntimeError):  # the server has already ended
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -159,7 +163,7 @@ class Bell:
         self._ringing = asyncio.Event()
 
     async def wait(self, caller: object, receive: Receive) -> bool:
-        """Hold a request until the bell rings; return whether its caller is still connected."""
+        """Delay a request until the bell rings; return whether its caller is still connected."""
         self._loop = asyncio.get_running_loop()
         gone = False
         if self._heard.get(caller) == self._rings:
@@ -177,18 +181,18 @@ class Bell:
 
 
 class Guard:
-    """Passes requests for allowed routes to an application, and limits the size of their bodies.
+    """Passes requests on allowed routes to an application, and limits the size of request bodies.
 
     Args:
-        application: application behind the guard.
-        routes: exact paths of the allowed routes; only POST is allowed.
-        limit_bytes: largest size of a body in bytes, whatever its transfer encoding.
+        application: the ASGI application to which allowed requests are passed.
+        routes: exact paths of the allowed routes; only the method POST is allowed.
+        limit_bytes: largest size of a request body in bytes, with any transfer encoding.
         caller: function that authenticates the sender of a request; see `Caller`.
-        acceptable: function that returns whether a body may reach the application; see
+        acceptable: function that returns whether a request body may reach the application; see
             `Acceptable`.
         bodies_at_once: number of bodies that one caller may send at the same time.
-        bell: signal of new work, until which requests for work are held; with None they are
-            answered at once.
+        bell: object that announces new work, for which responses to requests for work are delayed;
+            None delays no response.
         arrives: see `Arrives`.
         clock: monotonic clock in seconds.
     """
@@ -217,17 +221,18 @@ class Guard:
         self._bell = bell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, a web socket, or the start and end of the server (ASGI)."""
+        """Handle an HTTP request, a web socket, or the server's start and end (ASGI)."""
         if scope["type"] == "lifespan":
             return await self._application(scope, receive, send)
-        if scope["type"] != "http":  # a web socket, which no route accepts
+        if scope["type"] != "http":  # a web socket, for which there is no route
             return await send({"type": "websocket.close", "code": 1008})
         try:
             caller = await self._caller(scope) if self._has_route(scope) else None
         except FormerCallerError:
             return await _refuse(send, 410)
         if caller is None:
-            # The status is not 401, because a SuperNode that receives 401 ends without any message.
+            # The status is not 401, because a SuperNode that receives 401 ends without printing a
+            # reason.
             return await _refuse(send, 403)
         welcome(scope)
         if not announces_at_most(scope, self._limit_bytes):
@@ -261,8 +266,8 @@ class Guard:
         return None
 
     def _has_route(self, scope: Scope) -> bool:
-        # The raw path must match too; a path with encoded characters is refused, because no allowed
-        # route has any.
+        # The raw path must be equal to the path, because no allowed route contains encoded
+        # characters.
         plain = scope["path"].encode() == scope.get("raw_path", scope["path"].encode())
         return plain and scope["path"] in self._routes and scope["method"] == "POST"
 
@@ -275,21 +280,22 @@ def network_guard(
     arrives: Arrives | None = None,
     was_registered: IsRegistered | None = None,
 ) -> Guard:
-    """Make the guard of the network port, which lets registered SuperNodes use Fleet.
+    """Make the guard of the network port, which lets registered SuperNodes call the Fleet API.
 
-    A caller signs the present time with its key, and sends the signature in the headers. The guard
-    therefore reads no body from a stranger, nor from a client that only knows a party's public key.
+    A caller signs the present time with its private key, and sends the signature in the headers.
+    The guard therefore reads no request body of an unknown client, or of a client that knows only
+    the public key of a party.
 
     Args:
         application: Flower's application.
         is_registered: function that returns whether a SuperNode with a given public key is
             registered.
-        acceptable: function that returns whether the body of a request may reach the application.
+        acceptable: function that returns whether a request body may reach the application.
         bell: see `Guard`.
         arrives: see `Guard`.
-        was_registered: function that returns whether a key that is not registered was registered
-            earlier. A SuperNode with such a key then receives the status 410 Gone, and need not try
-            again; without this function, it receives 403, like an unknown SuperNode.
+        was_registered: function that returns whether a key which is not registered now was
+            registered earlier. A SuperNode with such a key then receives the status 410 Gone, and
+            stops trying; without this function, it receives 403, like an unknown SuperNode.
     """
 
     async def caller(scope: Scope) -> bytes | None:
@@ -313,11 +319,12 @@ def network_guard(
 
 
 def _is_signed(key: bytes, signed: bytes, signature: bytes) -> bool:
-    """Return whether a text is a current time stamp that the owner of a public key (PEM) signed."""
+    """Return whether a key's owner signed this text, and whether the text is a recent time."""
     try:
         age = datetime.now(UTC) - datetime.fromisoformat(signed.decode("ascii"))
         public = load_pem_public_key(key)
-        assert isinstance(public, ec.EllipticCurvePublicKey)  # Flower registers no other keys
+        # Flower registers no keys of other types
+        assert isinstance(public, ec.EllipticCurvePublicKey)
         public.verify(signature, signed, ec.ECDSA(SHA256()))
     except (ValueError, TypeError, InvalidSignature):
         return False
@@ -332,14 +339,14 @@ def local_guard(
     acceptable: Acceptable = lambda path, body: True,
     bell: Bell | None = None,
 ) -> Guard:
-    """Make a guard on the loopback, for callers that send the secret made at the service's start.
+    """Make a guard for this machine's callers, which must send the secret that the service made.
 
     Args:
         application: Flower's application.
         routes: exact paths.
-        secret: required value of the header `SECRET_HEADER`, which other users of the machine do
-            not know.
-        acceptable: function that returns whether the body of a request may reach the application.
+        secret: required value of the header `SECRET_HEADER`; other users of this machine do not
+            know the value.
+        acceptable: function that returns whether a request body may reach the application.
         bell: see `Guard`.
     """
 
@@ -351,13 +358,13 @@ def local_guard(
 
 
 def _header(scope: Scope, name: str) -> bytes:
-    """Return the value of a header that occurs exactly once; otherwise return an empty text."""
+    """Return the value of a header that occurs exactly once; otherwise return an empty string."""
     values = [value for key, value in scope["headers"] if key == name.encode()]
     return bytes(values[0]) if len(values) == 1 else b""
 
 
 async def _refuse(send: Send, status: int) -> None:
-    """Send only a status, and close the connection, because the request's body was not read."""
+    """Send only a status and close the connection, whose request body was not read."""
     headers = [(b"content-length", b"0"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b""})

@@ -1,4 +1,4 @@
-"""A project on disk: one folder per party; each folder is copied to the party's own machine.
+"""A project on disk: one folder per party, which is copied to the party's own machine.
 
     PROJECT/README.md           one command line for each party
     PROJECT/label/party.toml    the label party's own file
@@ -58,22 +58,23 @@ from vfl.session.secure_mode import third_party
 from vfl.session.store.identity import Identity
 from vfl.transport import expiry_warning, fingerprint, write_trial_certificates
 
-#: Default ports: the SuperLink, its streams, the first SuperNode's local API, and the services of
-#: further label parties.
+#: Default port numbers: of the SuperLink, of its streams, of the first SuperNode's local API, and
+#: of the services of further label parties.
 _SUPERLINK_PORT, _STREAM_PORT, API_PORT, _FURTHER_SERVICES = 8000, 8001, 9094, 8081
 #: Host of a project whose parties are all on this machine; vfl then makes the keys of all parties.
 ONE_MACHINE = "127.0.0.1"
-#: File in the folder of keys with the fingerprints that the label party has compared and accepted.
+#: File name, in the folder of keys, of the fingerprints that the label party has compared and
+#: accepted.
 _ACCEPTED = "accepted.json"
-#: Normalisation rules for ids, used if all ids in every described table are whole numbers.
+#: Normalisation rules for ids that are used if every id in the described tables is a whole number.
 RULES_OF_NUMBERS = "decimal+zeros"
-#: Settings of a placeholder for a party's table, until the table's owner replaces them.
+#: Settings in place of a party's table, until the table's owner enters the real settings.
 _TABLE = {"source": "data.csv", "id": "id"}
 _CONSENT = Consent()
-#: Session modes to which a party consents if it answers prediction requests.
+#: Session modes to which a party consents if it takes part in services (`vfl serve`).
 SERVING_MODES = [*_CONSENT.modes, "serve"]
-#: Prefix of lines that are notes about a table in a party's own file, and text below the file's
-#: table of ranges.
+#: Prefix of comment lines in a party's own file that describe its table, and a comment about the
+#: table of ranges in this file.
 _NOTE = "#|"
 _RANGES = (
     "# Every number of a session has a range; vfl check PARTY.toml lists them. Your own, such as:\n"
@@ -84,17 +85,17 @@ _RANGES = (
 
 @dataclass(frozen=True)
 class Table:
-    """Description of a table, with its settings for a party's file.
+    """Description of a party's table, with the settings for the party's own file.
 
     Attributes:
-        source: path or address of the table, as the user gave it.
-        data: settings of the table for [data] in a party's file.
-        features: names of the columns that become inputs of the model.
-        lines: lines of a description of the columns, formatted as a text table.
-        notes: the warnings among these lines.
-        task: learning task that fits the label column.
+        source: path or database address of the table, as the user gave it.
+        data: settings of the section [data] that describe the table.
+        features: names of the columns that the model uses as inputs.
+        lines: lines of text that describe each column.
+        notes: the lines among `lines` that are warnings.
+        task: learning task that fits the label column; None without a label column.
         whole_ids: whether every id is a whole number.
-        left_out: lines that name each column that is not used as an input, with the reason.
+        left_out: lines of text that name each unused column, with the reason why it is unused.
     """
 
     source: str
@@ -108,7 +109,7 @@ class Table:
 
 
 class LabelFolder:
-    """The label party's folder of a project."""
+    """The label party's folder in a project."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -121,10 +122,10 @@ class LabelFolder:
 
     @classmethod
     def find(cls, path: Path) -> LabelFolder:
-        """Find the label party's folder at or below `path`.
+        """Find the label party's folder: `path` itself, or a folder in `path`.
 
         Raises:
-            RunFolderError: there is no label party's folder at or below this path.
+            RunFolderError: neither `path` nor a folder in it is a label party's folder.
         """
         for candidate in (path, path / "label"):
             if (candidate / "app" / "experiment.toml").exists():
@@ -133,11 +134,11 @@ class LabelFolder:
             "this is not a project's label folder",
             where=str(path),
             want="a folder with app/experiment.toml",
-            fix="vfl init PROJECT writes one",
+            fix="vfl init PROJECT writes such a folder",
         )
 
     def tidy(self) -> None:
-        """Remove temporary files of killed processes, and make vfl's folders private."""
+        """Remove temporary files that killed processes left; make vfl's folders private."""
         for folder in (self.app, self.certificates, self.keys, self.state):
             close_to_others(folder)
             sweep(folder)
@@ -148,27 +149,27 @@ class LabelFolder:
     def experiment(
         self, overrides: Sequence[str] = (), more: MoreMistakes | None = None
     ) -> Experiment:
-        """Read the project's public experiment, with settings overridden for one run."""
+        """Read the experiment of the project, with overridden settings for one run."""
         return read_experiment(self.app / "experiment.toml", overrides, more)
 
     def locations(self, overrides: Sequence[str] = ()) -> Locations:
-        """Return the line number of each setting in the experiment's file."""
+        """Return the location (line number) of each setting in the experiment's file."""
         return Locations.of(self.app / "experiment.toml", overrides)
 
     def accept_key(self, name: str, content: bytes) -> None:
-        """Let a party connect with these public keys, because their fingerprint was compared."""
+        """Record that a party's public keys may connect, after their fingerprint was compared."""
         write_bytes(self.keys / f"{name}.pub", content)
         write_json(self.keys / _ACCEPTED, self.accepted_keys() | {name: fingerprint(content)})
 
     def accepted_keys(self) -> dict[str, str]:
-        """Return the fingerprints of the accepted keys, by party."""
+        """Return the fingerprint of the accepted keys of each party."""
         file = self.keys / _ACCEPTED
         return read_json(file) if file.exists() else {}
 
     def certificate_warnings(self) -> list[str]:
-        """Return warnings about certificates of the SuperLink that end soon."""
+        """Return warnings about those certificates of the SuperLink that expire soon."""
         cures = {
-            "server.pem": "vfl up renews it if ca.key exists, and vfl renew PROJECT does",
+            "server.pem": "vfl renew PROJECT renews it; vfl up does so, too, if ca.key exists",
             "ca.pem": "make a new authority with: vfl renew PROJECT --authority",
         }
         found = [expiry_warning(self.certificates / name, cure) for name, cure in cures.items()]
@@ -176,19 +177,20 @@ class LabelFolder:
 
 
 class Project:
-    """Builds a project from its parties, and holds the contents of all parties' files.
+    """Builds a project from its parties, and collects the contents of all parties' files.
 
-    The parties' local ports are numbered in the order in which the parties are added. A party
-    without a table gets a placeholder, which the party's owner replaces by hand.
+    The SuperNodes' local ports are numbered in the order in which the parties are added. A party
+    without a table gets placeholder settings, which the party's owner replaces by hand.
 
     Args:
         name: name of the experiment.
         label_party: name of the leading label party.
-        label: name of the label column; if it is empty, the file contains "label".
-        host: host name or address at which the other parties reach the label party's machine.
+        label: name of the label column; if it is empty, the project's file contains the name
+            "label".
+        host: host name or address under which the other parties reach the label party's machine.
 
     Raises:
-        UserError: the host is invalid.
+        UserError: the host name or address is invalid.
     """
 
     def __init__(
@@ -204,7 +206,7 @@ class Project:
             ) from None
         self._superlink = str(Address(host, _SUPERLINK_PORT))
         self._labels = {label_party: label}
-        #: Settings in the file of the experiment.
+        #: Settings of the experiment's file.
         self._public: dict[str, Any] = {
             "name": name,
             "parties": {},
@@ -216,10 +218,11 @@ class Project:
                 "stream_port": _STREAM_PORT,
             },
         }
-        #: Settings in the own files of all parties except the label party.
+        #: Settings of the parties' own files, without the label party's file.
         self._own: dict[str, dict[str, Any]] = {}
         self._label_file: dict[str, Any] = {"data": _TABLE | {"label": label or "label"}}
-        #: Additional consent settings: for every feature party, and for every party.
+        #: Settings of [consent] that are added to the files of all feature parties, and to the
+        #: files of all parties.
         self._of_features: dict[str, Any] = {}
         self._of_all: dict[str, Any] = {}
         self._tables: dict[str, Table] = {}
@@ -230,7 +233,10 @@ class Project:
         self._own[name] = {"data": _TABLE}
 
     def share_first_layers(self, dealer: str) -> None:
-        """Add a dealer without data for secret-shared first layers; see docs/secure_layer.md."""
+        """Add a dealer (a party without data), and secret-share the first layers.
+
+        See docs/secure_layer.md.
+        """
         self._public |= {
             "merge": "sum",
             "secure": f"beaver:dealer={dealer}",
@@ -240,7 +246,10 @@ class Project:
         self._own[dealer] = {"role": "dealer"}
 
     def divide_rows(self, dealer: str) -> None:
-        """Give each party separate rows, with all columns and labels; see docs/secure_dpsgd.md."""
+        """Let each party have separate rows with all columns and labels.
+
+        See docs/secure_dpsgd.md.
+        """
         ((label_party, label),) = self._labels.items()
         names = [label_party, *self._public["parties"]]
         self._public |= {
@@ -256,14 +265,14 @@ class Project:
         self._own[dealer] = {"role": "dealer"}
 
     def add_middle(self, name: str) -> None:
-        """Add a party without data that runs the middle model."""
+        """Add a middle party, which has no data and trains the middle model."""
         self._public["middle"] = {"party": name}
         self._public["label"]["top"] = "linear"
         self._own[name] = {"role": "middle"}
         self._of_features = {"middle": [name]}
 
     def add_label_parties(self, labels: Mapping[str, str]) -> None:
-        """Add further label parties; each has a label column, or an empty name to fill in later."""
+        """Add further label parties, each with its label column (or "", to be filled in later)."""
         self._labels |= labels
         self._public["tasks"] = [{"party": name} for name in labels]
         for name, column in labels.items():
@@ -271,7 +280,7 @@ class Project:
         self._of_features = self._of_features or {"label_parties": list(labels)}
 
     def add_tables(self, tables: Mapping[str, Table]) -> None:
-        """Add the tables of some parties; an alignment will find the parties' common rows."""
+        """Add the tables of some parties; the project will then align the rows of all tables."""
         self._tables = dict(tables)
         self._public["data"]["alignment"] = UNNAMED_ALIGNMENT
         if all(table.whole_ids for table in tables.values()):
@@ -287,13 +296,19 @@ class Project:
         self._public["parties"][self._public["label"]["party"]] = {}
 
     def consent_to_serving(self) -> None:
-        """Let every party consent to serving; each further label party gets its own port."""
+        """Let every party consent to services.
+
+        Each further label party gets its own port for a service.
+        """
         self._of_all["modes"] = SERVING_MODES
         for position, task in enumerate(self._public.get("tasks", ())):
             self._own[task["party"]]["serve"] = {"port": _FURTHER_SERVICES + position}
 
     def keep_gaps(self) -> None:
-        """Keep rows that some parties lack; an alignment will determine who lacks which rows."""
+        """Use also rows that some parties lack.
+
+        An alignment will determine which parties lack which rows.
+        """
         self._public["data"] |= {"alignment": UNNAMED_ALIGNMENT, "missing_rows": "token"}
         self._of_all["missing_rows"] = [*_CONSENT.missing_rows, "token"]
 
@@ -301,14 +316,15 @@ class Project:
         """Write the project into a new folder; see `write_project`.
 
         Returns:
-            Path of an experiment that runs all parties in one process, if the table of every party
-            was given; otherwise None.
+            Path of an experiment file that runs all parties in one process, if the tables of all
+            parties were given; otherwise None.
 
         Raises:
             ConfigError: the settings of the project contradict each other.
             RunFolderError, UserError: see `write_project`.
         """
-        if self.host != ONE_MACHINE and "dp" not in self._public:  # the tables have different rows
+        # each party has different rows, so an alignment is needed
+        if self.host != ONE_MACHINE and "dp" not in self._public:
             self._public["data"].setdefault("alignment", UNNAMED_ALIGNMENT)
         experiment = check(self._public, Experiment, where="the arguments")
         for position, file in enumerate(self._own.values()):
@@ -341,7 +357,11 @@ def require_new(folder: Path) -> None:
         RunFolderError: the folder is not empty.
     """
     if folder.exists() and any(folder.iterdir()):
-        raise RunFolderError("this folder is not empty", where=str(folder), fix="name a new folder")
+        raise RunFolderError(
+            "this folder of a new project is not empty",
+            where=str(folder),
+            fix="name a new folder for the project",
+        )
 
 
 def write_project(
@@ -351,25 +371,28 @@ def write_project(
     host: str,
     notes: Mapping[str, Sequence[str]] | None = None,
 ) -> LabelFolder:
-    """Write a whole project, and the certificate of its SuperLink.
+    """Write a project's folders and files, and a certificate for its SuperLink.
 
     Args:
-        folder: a new folder.
-        experiment: public settings of the project.
-        parties: own files of all parties, including the label party's.
-        host: host name or address of the SuperLink; for `ONE_MACHINE`, the keys of all parties are
-            made too, otherwise each party makes its own keys.
-        notes: for each party, lines about its table, which begin the party's file.
+        folder: path of a new folder.
+        experiment: the experiment, whose settings all parties see.
+        parties: the own file of each party, including the label party.
+        host: host name or address of the SuperLink; with `ONE_MACHINE`, this function also makes
+            the keys of all parties, otherwise each party makes its own keys.
+        notes: for each party, lines about its table, which are written at the beginning of the
+            party's file.
 
     Raises:
         RunFolderError: the folder is not empty.
-        UserError: a party's name cannot be used as a file name.
+        UserError: a party's name cannot be part of a file name.
     """
     require_new(folder)
     label = LabelFolder(folder / "label")
     nodes = node_parties(experiment)
     if "label" in nodes:
-        raise UserError("no other party can have the name of the label party's folder, 'label'")
+        raise UserError(
+            "'label' is the name of the label party's folder, so no other party can have this name"
+        )
     hosts = sorted({host, "127.0.0.1", "localhost", experiment.federation.stream_host})
     together = host == ONE_MACHINE
     days = experiment.federation.certificate_days
@@ -390,7 +413,7 @@ def write_project(
             made = label.certificates / f"{name}.pub"
             label.accept_key(name, made.read_bytes())
             made.unlink()
-    signs = Identity.fresh()  # key that signs the label party's log
+    signs = Identity.fresh()  # private key that signs the label party's session log
     signs.keep_at(label.path / "identity.key")
     signs.public.keep_at(label.path / "identity.pub")
     if together:
@@ -408,14 +431,15 @@ def write_party(
     *,
     readme: bool,
 ) -> None:
-    """Write the folder of a party with a SuperNode; this function writes no key.
+    """Write the folder of a party that has a SuperNode; this function makes no key.
 
     Args:
         label: the label party's folder.
-        experiment: public settings of the project.
-        party: the party's own file.
-        folder: folder of the party.
-        notes: lines about the party's table, which begin the party's file.
+        experiment: the experiment, whose settings all parties see.
+        party: contents of the party's own file.
+        folder: path of the party's folder.
+        notes: lines about the party's table, which are written at the beginning of the party's
+            file.
         readme: whether to write a README.md with instructions for the party's owner.
 
     Raises:
@@ -429,11 +453,12 @@ def write_party(
 
 
 def write_trial(folder: Path, experiment: Experiment, columns: Mapping[str, str]) -> Path:
-    """Write an experiment that runs all parties of a project in one process; return its path.
+    """Write an experiment file that runs all parties of a project in one process; return its path.
 
     Args:
-        folder: folder of a project in which each party's file names a table on this machine.
-        experiment: experiment of the project.
+        folder: folder of a project; each party's own file must give the path of a table on this
+            machine.
+        experiment: the experiment of the project.
         columns: name of the label column of each label party, by party.
     """
     sources = {
@@ -457,14 +482,14 @@ def write_trial(folder: Path, experiment: Experiment, columns: Mapping[str, str]
 
 
 def node_parties(experiment: Experiment) -> list[str]:
-    """Return the parties with a SuperNode: the feature parties, and parties without data."""
+    """Return the parties that have a SuperNode: all parties except the leading label party."""
     middle = None if experiment.middle is None else experiment.middle.party
     more = [third_party(experiment), middle, *(task.party for task in experiment.tasks or ())]
     return [*experiment.feature_parties, *(name for name in more if name is not None)]
 
 
 def write_identities(folder: Path, parties: Sequence[str]) -> None:
-    """Write an identity key into each party's folder, and the other parties' public keys."""
+    """Write an identity key into each party's folder, and the public keys of the other parties."""
     identities = {name: Identity.fresh() for name in parties}
     for name, identity in identities.items():
         identity.keep_at(folder / name / "identity.key")
@@ -485,23 +510,23 @@ def experiment_text(experiment: Experiment) -> str:
 
 
 def party_text(party: PartyFile, has_node: bool, notes: Sequence[str] = ()) -> str:
-    """Return the text of a party's own file, which begins with the notes about its table."""
+    """Return the text of a party's own file; it begins with the notes about the party's table."""
     head = f"# Private settings of party '{party.party}': its data, its key, its consent.\n"
     leave_out: dict[str, Any] = {}
     if not has_node:
         leave_out = {"consent": True, "node": True, "identity": True}
-    if party.data is not None:  # settings that are missing here are detected when the party joins
+    if party.data is not None:  # `vfl join` detects the settings that are missing here
         leave_out["data"] = OwnData.model_fields.keys() - party.data.model_fields_set
     text = to_toml(party, leave_out).replace("[consent.ranges]\n", f"[consent.ranges]\n{_RANGES}")
     return with_notes(f"{head}# Paths start at this file's folder.\n\n{text}", notes)
 
 
 def with_notes(text: str, notes: Sequence[str]) -> str:
-    """Put notes about a party's table at the beginning of its own file; replace earlier notes.
+    """Put notes about a party's table at the beginning of the party's file; remove earlier notes.
 
     Args:
         text: text of the file.
-        notes: notes, one per line; a prefix distinguishes them from the owner's comments.
+        notes: notes, one per line; a prefix distinguishes these lines from the owner's comments.
     """
     lines = [line for line in text.splitlines(keepends=True) if not line.startswith(_NOTE)]
     head = next((at for at, line in enumerate(lines) if not line.startswith("#")), len(lines))
@@ -510,7 +535,7 @@ def with_notes(text: str, notes: Sequence[str]) -> str:
 
 
 def _readme(template: str, experiment: Experiment, **more: Any) -> str:
-    """Return the text of a README.md, for a whole project or for a party on another host."""
+    """Return the text of a README.md, for a whole project, or for the folder of one party."""
     environment = Environment(
         loader=PackageLoader("vfl.federation"),
         undefined=StrictUndefined,

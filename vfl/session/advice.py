@@ -1,7 +1,7 @@
 """Advice for training over a slow network link: larger batches, or more cuts in flight.
 
-An exchange that waits for the previous one takes one round trip, plus the compute time of both
-parties, plus the transfer time in each direction. With m cuts in flight (sent before the earlier
+If each exchange waits for the previous one, it takes one round trip, plus both parties' compute
+time, plus the transfer time in each direction. With m cuts in flight (sent before the earlier
 gradients arrive), an exchange takes 1/m of that time on average, until the processors or the link
 are busy all the time.
 

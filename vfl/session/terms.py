@@ -1,4 +1,4 @@
-"""The terms of a session: all settings that all parties know, without data and addresses."""
+"""The terms of a session: all settings on which the parties agree; no data and no addresses."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ from vfl.datasets import Split
 from vfl.datasets.split import split_rows
 from vfl.models.optimizers import NO_SCHEDULE
 
-#: Prefixes of names that are submitted with an evaluation or a prediction: after `BESIDE` follows
-#: another run, after `EXPLAIN` a party that learns the contributions of its columns.
+#: Prefixes of names that a user submits with an evaluation or a prediction: `BESIDE` precedes the
+#: name of another run, `EXPLAIN` the name of a party that shall learn the contributions of its
+#: columns.
 BESIDE, EXPLAIN = "beside=", "explain="
 Mode = Literal["train", "evaluate", "predict", "serve", "align"]
-#: Settings of [train] that are left out of the digest if they have this value, because earlier
-#: versions of vfl did not have these settings.
+#: Settings of [train] that the digest omits if they have this value, so that the digest equals that
+#: of earlier versions of vfl, which did not have these settings.
 _SINCE = {
     "warm_start": None, "warmup_steps": 0, "clip_norm": 0, "measure": "loss", "local_steps": 1,
     "local_angle": 0,
 }  # fmt: skip
 _NAMED = 4
-SHORT = 80  #: longer settings are shown as a digest
+SHORT = 80  #: a longer setting is replaced by a digest
 
 
 class PartyTerms(Settings):
-    """Terms for one feature party."""
+    """Terms about one feature party: width of its cut, bottom model, and branches."""
 
     width: int = Field(ge=1, le=65536)
     bottom: Spec
@@ -56,11 +57,11 @@ class PartyTerms(Settings):
 
 
 class TaskTerms(Settings):
-    """Terms for a further label party; the name of its label column is private, not in the terms.
+    """Terms about a further label party; the name of its label column is private, so it is no term.
 
     Attributes:
-        weight: weight of this party's gradients at the feature parties; the gradients of the
-            leading label party have weight 1.
+        weight: factor for this party's gradients at the feature parties; the factor of the leading
+            label party is 1.
         task, top, loss, class_weight, hits, calibration: see `LabelSettings`.
     """
 
@@ -73,19 +74,19 @@ class TaskTerms(Settings):
     calibration: Literal["none", "isotonic", "platt"] = "none"
 
     def settings_of(self, party: str) -> LabelSettings:
-        """Return the terms as label settings of that party."""
+        """Return these terms as label settings of the given party."""
         return LabelSettings(party=party, **self.model_dump(exclude={"weight"}))
 
 
 class DPTerms(DPSettings):
-    """Terms of DP-SGD.
+    """Terms about DP-SGD.
 
     Attributes:
-        key: key for drawing the rows of batches, 32 bytes as hex, derived from the label party's
-            secret. Only the parties have this key, because the key hides which rows are in each
-            batch; no card contains it.
-        label_trains: whether the label party trains weights; if it trains none (top "identity", and
-            no columns of its own), only the other parties add noise.
+        key: key from which the rows of each batch are drawn, 32 bytes as hexadecimal digits,
+            derived from the label party's secret. Only the parties of the session know this key,
+            because it determines which rows are in each batch; no card contains the key.
+        label_trains: whether the label party trains weights; if it does not (top "identity", and no
+            columns of its own), only the other parties add noise.
     """
 
     label_trains: bool = True
@@ -93,28 +94,28 @@ class DPTerms(DPSettings):
 
 
 class Terms(Settings):
-    """Terms that label party and feature parties agree on before the first step.
+    """Terms on which the label party and all other parties agree before the first exchange.
 
     Attributes:
-        mode: train, evaluate, predict or serve; in a serving session, rows are predicted when
-            clients query them. The mode align occurs only in `AlignTerms`.
+        mode: train, evaluate, predict or serve; with "serve", rows are predicted when clients query
+            them. The mode "align" occurs only in `AlignTerms`.
         run: name of the run, under which each party stores its weights.
-        parties: all parties with columns, in merge order, including the label party if it has
-            columns.
+        parties: terms about all parties with columns, in the order in which their cuts are merged;
+            the label party is included if it has columns.
         dp: settings of DP-SGD at every party; None without DP-SGD.
-        alignment: name of the private alignment, whose positions at each party give the rows and
-            their order; None joins the rows by their ids.
-        middle: the party with the model between bottom models and top model; None without such a
-            party.
-        tasks: further label parties and their tasks.
-        missing_rows: "token" if the session may have rows that some feature party lacks.
-        purpose: purpose of the session, in words; empty if none is named.
-        serving: label parties among `tasks` that answer clients of their own in a serving session.
-        beside: in an evaluation, names of other runs to compare; rows on which any of these runs
-            was trained are left out.
-        explained: in a prediction or an evaluation, the parties that learn the Shapley values of
-            their own columns from the label party.
-        version: vfl version of the label party.
+        alignment: name of the private alignment that determines the rows and their order at each
+            party; None if the parties join rows by ids.
+        middle: terms about the middle party, which has the model between bottom models and top
+            model; None without a middle party.
+        tasks: terms about further label parties, by party.
+        missing_rows: "token" if the session may use rows that some feature parties lack.
+        purpose: purpose of the session as text; empty if the experiment names none.
+        serving: in a service, the label parties among `tasks` that answer their own clients.
+        beside: in an evaluation, names of other runs to compare; rows on which any of the compared
+            runs was trained are omitted.
+        explained: in a prediction or an evaluation, the parties to which the label party discloses
+            the Shapley values of their columns.
+        version: version of vfl at the label party.
     """
 
     held_to: ClassVar = (of_agreed,)
@@ -144,19 +145,17 @@ class Terms(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Terms:
-        """Check settings that no experiment file has: serving, and requests for one session."""
+        """Check settings that occur in no experiment file: `serving`, `beside`, `explained`."""
         if not set(self.serving) <= set(self.tasks) or len({*self.serving}) < len(self.serving):
-            raise ValueError(
-                "only further label parties may serve tasks of their own, each of them once"
-            )
+            raise ValueError("only further label parties can serve their tasks, each of them once")
         if self.serving and self.mode != "serve":
-            raise ValueError("no party serves in this session")
+            raise ValueError("only a session of mode serve has serving parties")
         if self.beside and self.mode != "evaluate":
-            raise ValueError("only an evaluation can use rows of several runs")
+            raise ValueError("only an evaluation can compare several runs")
         if self.explained and self.mode not in ("evaluate", "predict"):
-            raise ValueError("columns are explained in evaluations and predictions only")
+            raise ValueError("only evaluations and predictions can explain columns")
         if not set(self.explained) <= set(self.parties):
-            raise ValueError("columns are explained only to parties that have columns")
+            raise ValueError("columns can be explained only to parties that have columns")
         return self
 
     @classmethod
@@ -193,21 +192,21 @@ class Terms(Settings):
 
     @property
     def feature_parties(self) -> list[str]:
-        """The parties that send cuts, in merge order."""
+        """Names of the parties that send cuts, in merge order."""
         return [name for name in self.parties if name != self.label_party]
 
     @property
     def takers(self) -> list[str]:
-        """Parties that receive sealed cuts through the label party.
+        """Names of the parties that receive encrypted cuts through the label party.
 
-        In a serving session, these are the further label parties in `serving`.
+        In a service, these are the further label parties in `serving`.
         """
         if self.middle is not None:
             return [self.middle.party]
         return list(self.serving if self.mode == "serve" else self.tasks)
 
     def split_of(self, rows: int) -> Split:
-        """Return the split of so many rows, which each party computes in the same way.
+        """Return the split of this many rows, which every party computes in the same way.
 
         Raises:
             BadOptionError, TooFewRowsError: see `split_rows`.
@@ -225,16 +224,19 @@ class Terms(Settings):
 
     @property
     def merged_width(self) -> int:
-        """Width of the top model's input.
+        """Width of the merged cuts, which are the input of the top model.
 
         Raises:
-            SpecError: the merger does not exist, or cannot merge cuts of these widths.
+            SpecError: the merger does not exist, or cannot merge cuts with these widths.
         """
         return models.make_merger(self.merge).width(self.widths)
 
     @property
     def merged_blocks(self) -> list[int]:
-        """Return the widths of the merged blocks, each of one party; see `Merger.blocks`."""
+        """Return the widths of the blocks of the merged cuts, one block per party.
+
+        See `Merger.blocks`.
+        """
         return models.make_merger(self.merge).blocks(self.widths)
 
     @property
@@ -243,13 +245,14 @@ class Terms(Settings):
         return [party.width for party in self.parties.values()]
 
     def at_label(self, party: str | None = None) -> Terms:
-        """Return the terms as a label party sees them: a middle party is then its only peer.
+        """Return the terms as one label party sees them, with only the parties that send to it.
 
-        The peers of a further label party are the feature parties. The middle party waits for each
-        gradient before it continues, so at most one of its outputs is in flight.
+        The leading label party receives only from the middle party, if there is one; a further
+        label party receives from the feature parties. The middle party waits for each gradient
+        before it continues, so at most one of its outputs is in flight.
 
         Args:
-            party: one of `tasks`; None for the leading label party.
+            party: name of a further label party, one of `tasks`; None for the leading label party.
         """
         middle = self.middle
         if party is not None:
@@ -268,27 +271,27 @@ class Terms(Settings):
         return self.model_copy(update=changed)
 
     def served_with(self, tasks: Sequence[str]) -> Terms:
-        """Return the terms of a session in which further label parties also serve their own tasks.
+        """Return the terms of a service in which further label parties also serve their own tasks.
 
         Raises:
-            ConfigError: a party is not a further label party of this run.
+            ConfigError: one of the parties is not a further label party of this run.
         """
         if unknown := [name for name in tasks if name not in self.tasks]:
             raise ConfigError(
-                f"'{unknown[0]}' has no task of its own in this run",
+                f"party '{unknown[0]}' has no task of its own in this run",
                 where="vfl serve --task",
                 want=", ".join(self.tasks) or "a run with [[tasks]]",
             )
         return self.model_copy(update={"serving": tuple(dict.fromkeys(tasks))})
 
     def asked_with(self, told: Sequence[str]) -> Terms:
-        """Return the same terms with names that are requested for an evaluation or a prediction.
+        """Return these terms with names that a user requests for an evaluation or a prediction.
 
         Args:
-            told: names, each with the prefix `BESIDE` or `EXPLAIN`.
+            told: the requested names, each with the prefix `BESIDE` or `EXPLAIN`.
 
         Raises:
-            ConfigError: a name does not fit this session.
+            ConfigError: a name is not possible in this session.
         """
         names = {
             "beside": [one.removeprefix(BESIDE) for one in told if one.startswith(BESIDE)],
@@ -303,9 +306,9 @@ class Terms(Settings):
         return Terms.model_validate(self.model_dump() | names)
 
     def keyed(self, secret: Secret) -> Terms:
-        """Return the same terms with a key for drawing the rows of batches.
+        """Return these terms with a key from which the rows of batches are drawn.
 
-        The key is derived from the label party's secret.
+        The key is derived from the label party's secret and the run's name.
         """
         if self.dp is None:
             return self
@@ -319,16 +322,17 @@ class Terms(Settings):
     def digest(self, *without: str) -> str:
         """Return the SHA-256 of the terms.
 
-        Two parties have the same digest exactly if their terms are equal.
+        Two parties have the same digest if and only if their terms are equal.
         """
         left_out: dict[str, Any] = dict.fromkeys(without, True)
-        left_out |= {} if self.dp else {"dp": True}  # equals the digest of versions without [dp]
+        # so the digest equals that of versions without [dp]
+        left_out |= {} if self.dp else {"dp": True}
         left_out |= {"missing_rows": True} if self.missing_rows == "intersection" else {}
         left_out |= {} if self.serving else {"serving": True}
         left_out |= {} if self.beside else {"beside": True}
         left_out |= {} if self.explained else {"explained": True}
         left_out |= {} if self.purpose else {"purpose": True}
-        unsaid: set[str] = set()  # the digest equals that of versions without these settings
+        unsaid: set[str] = set()  # so the digest equals that of versions without these settings
         if self.train.shuffle == "full":
             unsaid |= {"shuffle", "block_rows", "window_blocks"}
         if self.train.schedule == NO_SCHEDULE:
@@ -343,7 +347,10 @@ class Terms(Settings):
         return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()
 
     def settings(self) -> dict[str, str]:
-        """Return each setting as a short text for reports; a digest replaces a long setting."""
+        """Return each setting as a short text for reports.
+
+        A long setting is replaced by a digest.
+        """
         content = self.model_dump(mode="json")
         train = content.pop("train")
         flat = content | {f"train.{name}": value for name, value in train.items()}
@@ -355,7 +362,7 @@ class Terms(Settings):
 
 
 class AlignTerms(Terms):
-    """Terms of an alignment, which has no settings of a training.
+    """Terms of an alignment, which has no settings for training.
 
     Attributes:
         rules, protocol, table: see `DataSettings.id_rules` and `AlignSettings`.
@@ -370,9 +377,9 @@ class AlignTerms(Terms):
 
     @classmethod
     def asked(cls, experiment: Experiment, run: str) -> AlignTerms:
-        """Return the terms with the public part of an experiment that an alignment needs.
+        """Return the terms with those settings of an experiment that an alignment needs.
 
-        The terms are equal for every label party.
+        All label parties of the experiment get the same terms.
         """
         further = (task.party for task in experiment.tasks or ())
         everybody = [*experiment.parties, *further]
@@ -406,12 +413,12 @@ class AlignTerms(Terms):
 
     @property
     def everybody(self) -> tuple[str, ...]:
-        """All parties with ids, in an order that all parties agree on."""
+        """Names of all parties with ids, in an order that is the same at every party."""
         return (*self.feature_parties, self.label_party)
 
 
 def differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> tuple[str, str]:
-    """Return the settings that differ, theirs and ours, for an error text; see `Terms.settings`."""
+    """Return the differing settings as texts: the other party's, then this party's."""
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
 
@@ -424,7 +431,7 @@ def differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> tuple[str, 
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value).strip('"')  # printable ASCII, whatever a setting contains
+    text = json.dumps(value).strip('"')  # printable ASCII only, whatever a setting contains
     if len(text) <= SHORT:
         return text
     return f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]}..."

@@ -1,11 +1,12 @@
-"""Router: one port for the streams of all sessions of a label party.
+"""Router: accepts the TCP streams of all sessions of a label party at one port.
 
-Each session runs in a separate process with a separate hub. The port belongs to the SuperLink as
-long as the SuperLink runs. Its `StreamRouter` accepts a connection and reads the first message of
-TLS (the ClientHello, RFC 8446, section 4.1.2) without consuming it. The ALPN field (RFC 7301) of
-this message names the session, and the router passes the connection to the session's process
-through a Unix socket of this user. The router decrypts nothing and holds no key. The ALPN name only
-selects a hub; the hub then checks certificate, token and greeting, as a hub without a router does.
+Each session runs in a separate process, with its own hub (server for the streams of this session).
+The SuperLink opens the port, and keeps it open as long as it runs. The SuperLink's `StreamRouter`
+accepts a connection and reads the first TLS message (the ClientHello, RFC 8446, section 4.1.2)
+without removing it from the connection. The ALPN field (RFC 7301) of this message names the
+session. The router passes the connection to this session's process through a Unix socket of the
+same user. The router decrypts nothing, and has no key. The ALPN name only selects a hub; this hub
+then checks certificate, token and greeting, as a hub without a router does.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from vfl.transport.front import Front, FrontLimits, Visitor
 from vfl.transport.local_socket import connected_to, is_ours, listen_in
 from vfl.transport.stream import listen
 
-#: Environment variable with the folder in which a router and its sessions connect; a SuperLink sets
-#: it for all its child processes.
+#: Environment variable with the folder in which a router and its sessions find each other's
+#: sockets; a SuperLink sets it for all its child processes.
 ROUTER_VARIABLE = "VFL_STREAM_ROUTER"
 _PREFIX = "vfl/"
 _ROUTE_DIGITS = 32
 _ADDRESS_FILE = "address"
 _TICK_S = 0.05
 _BACKLOG = 1024
-#: Largest ClientHello that the router accepts: one TLS record with its header.
+#: Largest size in bytes of a ClientHello that the router accepts: one TLS record with its header.
 _HELLO_BYTES = 5 + 16 * 1024
 _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 
 
 def route_of(session: str, rank: int = 0) -> str:
-    """Return the ALPN name of a session's stream, which anyone on the network path can read.
+    """Return the ALPN name of a session's stream; anyone on the network path can read this name.
 
-    The name is a digest, so it does not disclose the session's identifier, which is a key for
+    The name is a digest, so it does not disclose the session's identifier, which is the key of
     digests of rows.
 
     >>> route_of("0" * 32)
@@ -57,11 +58,11 @@ class Listener(Protocol):
     port: int
 
     def accept(self) -> tuple[socket.socket, str]:
-        """Accept the next connection; return it and its source address.
+        """Accept the next connection; return the connection and the network address of its source.
 
         Raises:
-            TimeoutError: no connection came within a short time.
-            OSError: the listener is closed, or the process has no descriptor left.
+            TimeoutError: no connection arrived within a short time.
+            OSError: the listener is closed, or the process has no free file descriptor.
         """
 
     def close(self) -> None:
@@ -69,14 +70,14 @@ class Listener(Protocol):
 
 
 class PortListener:
-    """A port that belongs to one hub.
+    """A listening port that belongs to one hub.
 
     Args:
-        host: address to listen on.
-        port: port to listen on; 0 takes a free one.
+        host: address at which to listen.
+        port: port at which to listen; with 0, the operating system chooses a free port.
 
     Raises:
-        UserError: the process cannot listen on the address.
+        UserError: this process cannot listen at the address.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -95,12 +96,12 @@ class PortListener:
 
 
 class RoutedListener:
-    """Listener for the connections that a router passes to one session.
+    """Listener that receives the connections that a router passes to one session.
 
     Args:
-        folder: folder in which the router looks for the sockets of sessions.
+        folder: folder in which the router finds the sockets of sessions.
         route: route name of the session, see `route_of`.
-        port: port on which the router listens.
+        port: port at which the router listens.
     """
 
     def __init__(self, folder: Path, route: str, port: int) -> None:
@@ -115,16 +116,16 @@ class RoutedListener:
         with courier:
             courier.settimeout(_TICK_S)
             if not is_ours(courier):
-                raise TimeoutError("the sender is not the router")
+                raise TimeoutError("the sender of the connection is not the router")
             _, files, _, _ = socket.recv_fds(courier, 1, 1)
         if not files:
-            raise TimeoutError("the router passed no connection")
+            raise TimeoutError("the router sent no connection")
         connection = socket.socket(fileno=files[0])
         try:
             return connection, str(connection.getpeername()[0])
         except OSError:
             connection.close()
-            raise TimeoutError("the connection ended before it was passed on") from None
+            raise TimeoutError("the connection ended before the router passed it on") from None
 
     def close(self) -> None:
         """See `Listener`."""
@@ -133,16 +134,15 @@ class RoutedListener:
 
 
 def router_port(folder: Path, host: str, port: int) -> int | None:
-    """Return the port of the router that reaches its sessions through a folder.
+    """Return the port at which the router of a folder listens, if it listens at the given address.
 
     Args:
-        folder: folder of the router.
-        host: address on which the router should listen.
-        port: port on which the router should listen; 0 stands for any free port.
+        folder: folder in which the router finds the sockets of sessions.
+        host: address at which the router should listen.
+        port: port at which the router should listen; 0 stands for any free port.
 
     Returns:
-        The port; None if no router uses this folder, or if the folder's router listens on another
-        address.
+        The port; None if no router uses this folder, or if its router listens at another address.
     """
     path = folder / _ADDRESS_FILE
     at, _, found = path.read_text().rpartition(" ") if path.exists() else ("", "", "0")
@@ -150,13 +150,13 @@ def router_port(folder: Path, host: str, port: int) -> int | None:
 
 
 def routed_listener(session: str, host: str, port: int, rank: int = 0) -> RoutedListener | None:
-    """Return a listener behind this process's router; None if no router listens on this address.
+    """Return a listener behind this process's router; None if no router listens at this address.
 
     Args:
         session: identifier of the session.
-        host: address on which sessions are reached.
-        port: port of that address; 0 stands for any free port.
-        rank: rank of the label party.
+        host: address at which other parties reach the sessions.
+        port: port at this address; 0 stands for any free port.
+        rank: number of the label party's rank that listens.
     """
     if named := os.environ.get(ROUTER_VARIABLE):
         folder = Path(named)
@@ -167,7 +167,7 @@ def routed_listener(session: str, host: str, port: int, rank: int = 0) -> Routed
 
 @dataclass(slots=True)
 class _Waiting:
-    """A connection whose ClientHello has not arrived completely."""
+    """A connection whose ClientHello has not arrived completely yet."""
 
     connection: socket.socket
     until: float
@@ -176,14 +176,20 @@ class _Waiting:
 
 
 class OtherConnections:
-    """Connections that a router passes to a server in the same process; works like a socket."""
+    """Connections that a router passes to a server in the same process.
+
+    An object has the methods of a socket.
+    """
 
     def __init__(self) -> None:
         self._in, self._out = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._in.setblocking(False)
 
     def take(self, connection: socket.socket) -> bool:
-        """Pass a connection to the server; return False if the server's queue is full."""
+        """Pass a connection to the server.
+
+        Return False if too many connections wait for the server.
+        """
         try:
             return bool(socket.send_fds(self._in, [b"\0"], [connection.fileno()]))
         except OSError:
@@ -193,20 +199,20 @@ class OtherConnections:
         """Return the next connection and its address, as `socket.socket.accept` does."""
         _, files, _, _ = socket.recv_fds(self._out, 1, 1)
         if not files:
-            raise ConnectionAbortedError("no connection was passed on")
+            raise ConnectionAbortedError("no connection is waiting")
         connection = socket.socket(fileno=files[0])
         try:
             return connection, connection.getpeername()
         except OSError:
             connection.close()
-            raise ConnectionAbortedError("the connection ended meanwhile") from None
+            raise ConnectionAbortedError("the connection ended while it was waiting") from None
 
     def fileno(self) -> int:
-        """File descriptor that is readable if a connection waits for `accept`."""
+        """File descriptor that becomes readable if a connection waits for `accept`."""
         return self._out.fileno()
 
     def setblocking(self, flag: bool) -> None:
-        """Set whether `accept` blocks."""
+        """Set whether `accept` waits for a connection."""
         self._out.setblocking(flag)
 
     def close(self) -> None:
@@ -216,21 +222,21 @@ class OtherConnections:
 
 
 class StreamRouter:
-    """Listener for the streams of all sessions, with its own thread.
+    """Accepts the connections for the streams of all sessions, in its own thread.
 
     Args:
-        host: address to listen on.
-        port: port to listen on; 0 takes a free one.
-        folder: folder of the sessions' sockets; files of an earlier router are removed.
-        front: rules for connections before the router passes them on.
-        others: receives TLS connections that name no session, if sessions and a server share one
-            port.
+        host: address at which to listen.
+        port: port at which to listen; with 0, the operating system chooses a free port.
+        folder: folder of the sessions' sockets; the router removes the files of an earlier router.
+        front: object that limits connections until the router has passed them on.
+        others: object that receives the TLS connections that name no session, if a server shares
+            the port; see `OtherConnections`.
 
     Attributes:
-        port: the port on which the router listens.
+        port: number of the port at which the router listens.
 
     Raises:
-        UserError: the router cannot listen on the address.
+        UserError: this process cannot listen at the address.
     """
 
     def __init__(
@@ -258,7 +264,7 @@ class StreamRouter:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; streams that were already passed on continue."""
+        """Stop listening; connections that were already passed to sessions remain open."""
         self._closed.set()
         self._thread.join()
 
@@ -286,7 +292,7 @@ class StreamRouter:
             connection, (address, *_) = self._listening.accept()
         except BlockingIOError:
             return
-        except OSError:  # the process has no file descriptor left
+        except OSError:  # the process has no free file descriptor
             self._front.make_room()
             self._closed.wait(_TICK_S)
             return
@@ -299,13 +305,16 @@ class StreamRouter:
             self._ready.register(connection, selectors.EVENT_READ, one)
 
     def _look(self, one: _Waiting) -> None:
-        """Pass on a connection with a complete ClientHello; close a connection that sends none."""
+        """Pass on a connection whose ClientHello is complete.
+
+        Close a connection with an invalid one.
+        """
         try:
             hello = one.connection.recv(_HELLO_BYTES, socket.MSG_PEEK)
             whole = 5 + int.from_bytes(hello[3:5]) if len(hello) >= 5 else 5
             if len(hello) < whole <= _HELLO_BYTES and len(hello) > one.seen:
-                # Linux wakes the router when this many bytes have arrived, or when no more bytes
-                # can arrive.
+                # Linux wakes the router again when this many bytes have arrived, or when no more
+                # bytes can arrive.
                 one.seen = len(hello)
                 one.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, whole)
                 return
@@ -320,7 +329,7 @@ class StreamRouter:
         self._end(one, failed=not handed)
 
     def _hand_over(self, connection: socket.socket, name: str) -> bool:
-        """Pass a connection to a session's process; return whether that process has taken it."""
+        """Pass a connection to a session's process; return whether this process has received it."""
         if len(name) != _ROUTE_DIGITS or not set(name) <= set("0123456789abcdef"):
             return False
         with connected_to(self._folder, name, 0) as session:
@@ -333,20 +342,21 @@ class StreamRouter:
         if failed:
             self._front.failed(one.visitor.source)
         else:
-            one.visitor.welcome()  # from this point on, the limits of the session's hub apply
+            # after this, the limits of the session's hub apply to the connection
+            one.visitor.welcome()
         one.visitor.leave()
         self._ready.unregister(one.connection)
         one.connection.close()
 
 
 def alpn_of(hello: bytes) -> list[str]:
-    """Return the ALPN protocol names in the first TLS record of a connection.
+    """Return the ALPN names in the first TLS record of a connection.
 
     Args:
-        hello: the whole first TLS record.
+        hello: bytes of the whole first TLS record.
 
     Raises:
-        ValueError: the bytes are not a ClientHello, or its fields are inconsistent.
+        ValueError: the bytes are not a ClientHello, or the lengths of its fields are inconsistent.
 
     >>> alpn_of(b"GET / HTTP/1.1")
     Traceback (most recent call last):
@@ -358,8 +368,8 @@ def alpn_of(hello: bytes) -> list[str]:
     record = _Fields(_Fields(hello[3:]).vector(2))
     record.take(1)
     body = _Fields(record.vector(3))
-    body.take(2 + 32)  # version and random
-    for length in (1, 2, 1):  # session id, cipher suites, compression methods
+    body.take(2 + 32)  # skip version and random
+    for length in (1, 2, 1):  # skip session id, cipher suites and compression methods
         body.vector(length)
     extensions = _Fields(body.vector(2))
     while extensions.left:
@@ -373,7 +383,7 @@ def alpn_of(hello: bytes) -> list[str]:
 
 
 class _Fields:
-    """Reader for the fields of a TLS structure."""
+    """Reads the fields of a TLS structure one after another."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self._at = content, 0
@@ -383,12 +393,12 @@ class _Fields:
         return len(self._content) - self._at
 
     def take(self, count: int) -> bytes:
-        """Read `count` bytes."""
+        """Read the next `count` bytes."""
         if count > self.left:
             raise ValueError("a field of the ClientHello is longer than its container")
         self._at += count
         return self._content[self._at - count : self._at]
 
     def vector(self, length_bytes: int) -> bytes:
-        """Read a TLS vector: first its length, then its bytes."""
+        """Read a TLS vector: first its length, then this many bytes."""
         return self.take(int.from_bytes(self.take(length_bytes)))

@@ -63,11 +63,11 @@ def test_a_resume_finds_the_same_nonce_and_another_name_another(ledger):
 
 @pytest.mark.parametrize("mode", ["evaluate", "predict"])
 def test_only_a_training_that_has_ended_answers(ledger, mode):
-    with pytest.raises(DisagreementError, match="has ended no training"):
+    with pytest.raises(DisagreementError, match="no training of the name"):
         ledger.begin(terms_of(mode))
     assert ledger.entries() == []
     ledger.begin(terms_of())
-    with pytest.raises(DisagreementError, match="has ended no training"):
+    with pytest.raises(DisagreementError, match="no training of the name"):
         ledger.begin(terms_of(mode))
     ledger.end("one", WEIGHTS)
     assert ledger.begin(terms_of(mode)).state == "ended"
@@ -235,7 +235,7 @@ def test_a_training_that_has_ended_does_not_begin_again(ledger, defense):
     terms = terms_of(defense=defense)
     ledger.begin(terms, 0)
     ledger.end("one", WEIGHTS)
-    with pytest.raises(DisagreementError, match="has ended at party 'bank'"):
+    with pytest.raises(DisagreementError, match="has already ended at party 'bank'"):
         ledger.begin(terms, 0)
     assert ledger.begin(terms, 5).state == "ended"
 

@@ -1,11 +1,11 @@
-"""Additional ranks of a party on the same machine: rank 0 starts them as processes.
+"""Further ranks (processes) of a party on the same machine, which rank 0 starts.
 
-Rank 0 is the process that runs the party's session. It starts each additional rank with `vfl
-party-rank`, and sends the rank its order, one line of JSON, on standard input. The order has the
-number of the rank, the path of the file through which the ranks find each other, and the party's
-own file. It also has the address and token of a stream for the rank. The answers of the rank are
-lines of JSON on its standard output. A rank ends when its standard input closes, which happens when
-rank 0 ends.
+Rank 0 is the process that runs the party's session. Rank 0 starts each further rank with the
+command `vfl party-rank`, and sends an order, one line of JSON, to the rank's standard input. The
+order contains the number of the rank, the path of the file through which the ranks find each other,
+and the path of the party's own file. The order also contains the address and the token of the
+rank's stream to another party. The rank answers with lines of JSON on its standard output. A rank
+ends when its standard input closes, which happens at the latest when rank 0 ends.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ from vfl.session.ranks.group import ALONE, Ranks, lost
 from vfl.transport import PolledLink, wait_briefly
 
 COMMAND = (sys.executable, "-P", "-m", "vfl", "party-rank")
-#: Time in which rank 0 searches for the rank that has ended, and waits for the other ranks to end
-#: by themselves, in seconds.
+#: Longest time in seconds for which rank 0 searches for the rank that has ended, and for which it
+#: waits until the other ranks have ended.
 _GRACE_S = 10.0
-#: Time limit for a rank to end after rank 0 has asked it to, in seconds; a rank that waits for
+#: Seconds within which a rank must end after rank 0 has requested its end; a rank that waits for
 #: another rank does not read this request.
 _TOLD_S = 2.0
-#: If another party has lost the connection to this party, time limit for this party to report that
-#: one of its ranks was lost, in seconds. The next attempt of the session waits longer than this
-#: limit for the process to end.
+#: If another party has lost the connection to this party, seconds within which this party can still
+#: report that one of its own ranks was lost. The next attempt of the session waits longer than this
+#: time for the process to end.
 _MISSED_S = 5.0
 _TICK_S = 0.05
 
 
 class WatchedLink:
-    """A link that checks, while it waits for a frame, whether ranks or other parties have ended.
+    """A link that, while it waits for a frame, checks whether ranks or other parties have ended.
 
     Args:
-        link: link to another party, or to a rank of the same party.
-        peer: name of the peer, for error messages.
-        check: function that is called every 0.05 s while no frame arrives; if it raises an error,
-            the wait ends.
+        link: link to another party, or to another rank of the same party.
+        peer: name of the party or rank at the other end, for error messages.
+        check: function that is called every 0.05 s while no frame arrives; if the function raises
+            an error, the wait ends with this error.
     """
 
     def __init__(self, link: PolledLink, peer: str, check: Callable[[], None]) -> None:
@@ -71,7 +71,7 @@ class WatchedLink:
         self._next: Frame | None = None
 
     def look(self) -> None:
-        """Read the next frame if it has arrived; `receive` returns it.
+        """Read the next frame if it has arrived, and store the frame for `receive`.
 
         Raises:
             LostPeerError, PeerFailedError, FrameError: see `HubLink.poll`.
@@ -88,7 +88,8 @@ class WatchedLink:
         """Wait for the next frame.
 
         Raises:
-            LostPeerError: no frame came in time, or the connection is lost for good.
+            LostPeerError: no frame arrived in time, or the connection is lost and cannot be
+                restored.
             VFLError: any error of `look` or `check`.
         """
         deadline = time.monotonic() + self._link.patience_s
@@ -110,27 +111,29 @@ class WatchedLink:
         self._link.send(frame)
 
     def fail(self, error: VFLError) -> None:
-        """Report an error of this party to the peer, then close."""
+        """Send an error of this party to the peer, then close the link."""
         self._link.fail(error)
 
     def close(self) -> None:
-        """Release the link."""
+        """Close the link."""
         self._link.close()
 
 
 class FurtherRanks:
-    """The ranks of one party besides rank 0 in one session, as a context manager.
+    """The ranks of one party other than rank 0, during one session; a context manager.
 
-    Two other processes notice when a rank ends: the party's own rank 0, and the same rank of
-    another party, to which the whole party seems lost. Rank 0 therefore checks its ranks while it
-    waits for a party, and checks the parties while it waits for a rank. If the context ends with
-    the error of a loss, rank 0 looks for the cause: an error that another party has reported comes
-    first, and a party whose connection was lost has 5 s to report a lost rank.
+    Two other processes notice when a rank ends: rank 0 of the party, and the rank of the same
+    number at another party, to which the whole party seems lost. While rank 0 waits for another
+    party, it therefore checks its ranks, and while it waits for a rank, it checks the other
+    parties. If the context ends with the error of a loss, rank 0 looks for the cause: an error that
+    another party has reported takes precedence, and a party whose connection was lost has 5 s to
+    report that one of its ranks was lost.
 
     Args:
-        party: party of the ranks.
-        size: number of ranks, this process included.
-        patience_s: seconds that a rank may take to start, and to answer during the training.
+        party: party to which the ranks belong.
+        size: number of ranks, including rank 0.
+        patience_s: most seconds that a rank may take to start, and to send an answer during the
+            training.
     """
 
     def __init__(self, party: str, size: int, patience_s: float) -> None:
@@ -139,17 +142,17 @@ class FurtherRanks:
         self._patience_s = patience_s
 
     def watch(self, link: PolledLink, peer: str) -> WatchedLink:
-        """Wrap rank 0's link to another party; each wait on it checks ranks and parties.
+        """Wrap rank 0's link to a party, so that waits check all ranks and parties.
 
         Args:
-            link: link to the watched party.
-            peer: name of the watched party, for error messages.
+            link: link to the other party.
+            peer: name of the other party, for error messages.
         """
         self._streams.append(WatchedLink(link, peer, self.check))
         return self._streams[-1]
 
     def check(self) -> None:
-        """Check every rank.
+        """Check whether all ranks still run.
 
         Raises:
             LostRankError: a rank has ended.
@@ -158,10 +161,11 @@ class FurtherRanks:
         raise NotImplementedError
 
     def check_parties(self) -> None:
-        """Check the link to every watched party.
+        """Check whether all watched parties still run.
 
         Raises:
-            LostPeerError, PeerFailedError, FrameError: the error that ended the party.
+            LostPeerError, PeerFailedError, FrameError: the error with which the other party ended,
+                or the loss of its connection.
         """
         for stream in self._streams:
             stream.look()
@@ -177,11 +181,11 @@ class FurtherRanks:
         return range(1, self.size)
 
     def start(self, rank: int, order: Mapping[str, Any]) -> None:
-        """Send a rank its order.
+        """Send a rank its order, which makes it start to work.
 
         Args:
-            rank: number of the rank, from 1.
-            order: instructions for `play_rank`; JSON values only.
+            rank: number of the rank, from 1 on.
+            order: arguments of `play_rank`; JSON values only.
         """
         raise NotImplementedError
 
@@ -189,31 +193,31 @@ class FurtherRanks:
         """Receive the next message of a rank.
 
         Raises:
-            LostRankError: the rank has ended, or was silent for too long.
-            LostPeerError, PeerFailedError: a watched party ended while rank 0 waited for the rank.
+            LostRankError: the rank has ended, or sent nothing for too long.
+            LostPeerError, PeerFailedError: another party ended while rank 0 waited for the rank.
         """
         raise NotImplementedError
 
     def join_group(self, data: PartyData) -> Ranks:
-        """Form the group of all ranks when each additional rank is ready.
+        """Form the group of all ranks, as soon as every further rank is ready.
 
         Args:
-            data: the party's rows, which every rank must have.
+            data: the party's rows, which must be the same at every rank.
         """
         raise NotImplementedError
 
     def agree(self, weights_sha256: str) -> None:
-        """Check that all ranks have the same weights after a training.
+        """Check that all ranks have equal weights after a training.
 
         Raises:
-            DisagreementError: a rank has different weights.
+            DisagreementError: the weights of a rank differ from those of rank 0.
         """
         for rank in self.further:
             if self.receive(rank).get("weights") != weights_sha256:
                 raise DisagreementError(
-                    f"rank {rank} of party '{self.party}' has other weights than rank 0",
-                    want="the same sums of gradients at every rank",
-                    fix="run every rank on the same kind of processor or card",
+                    f"rank {rank} of party '{self.party}' has different weights from rank 0",
+                    want="equal sums of gradients at every rank",
+                    fix="run every rank on the same kind of processor or GPU",
                 )
 
     def __enter__(self) -> Self:
@@ -230,10 +234,10 @@ class FurtherRanks:
             self._end(error)
 
     def _explain(self, loss: VFLError) -> None:
-        """Raise the error that caused a loss, if `loss` itself is not that cause.
+        """Find the cause of a loss, and raise its error, if `loss` itself is not the cause.
 
         Args:
-            loss: the error that rank 0 noticed first.
+            loss: the error by which rank 0 noticed the loss.
         """
         if isinstance(loss, PeerFailedError) and loss.peer_code != LostPeerError.code:
             return
@@ -254,7 +258,7 @@ class FurtherRanks:
         raise loss
 
     def _ask_parties(self) -> None:
-        """Raise the error that a party reported, unless the party only lost another party."""
+        """Raise an error that a party reported, except the loss of another party."""
         for stream in self._streams:
             try:
                 stream.drain()
@@ -263,20 +267,20 @@ class FurtherRanks:
                     raise
 
     def _find_lost(self) -> None:
-        """Raise the error of the rank that has ended, if that error is not known yet."""
+        """Raise the error of the rank that has ended, unless this error is already known."""
         raise NotImplementedError
 
     def _end(self, error: BaseException | None) -> None:
-        """End all ranks, immediately if there is an error."""
+        """End all ranks; do not wait for their work if there is an error."""
         raise NotImplementedError
 
 
 class RankProcesses(FurtherRanks):
-    """Ranks that run as processes on rank 0's machine; with a single rank, no process starts.
+    """Ranks that run as processes on rank 0's machine; if the party has one rank, none is started.
 
     Args:
         party, size, patience_s: see `FurtherRanks`.
-        device: device of the models at rank 0.
+        device: device of the models of rank 0.
     """
 
     def __init__(self, party: str, size: int, patience_s: float, device: str = "cpu") -> None:
@@ -285,7 +289,8 @@ class RankProcesses(FurtherRanks):
         self._processes: dict[int, Worker] = {}
         self._replies: dict[int, queue.Queue[Mapping[str, Any] | None]] = {}
         self._failed: dict[int, VFLError] = {}
-        # Only this user can read the file; another store of torch would listen on a port.
+        # The ranks find each other through this file, which only this user can read; torch's other
+        # stores would listen at a port.
         self._meeting = TemporaryDirectory(prefix="vfl-ranks-") if size > 1 else None
 
     @property
@@ -294,7 +299,7 @@ class RankProcesses(FurtherRanks):
         return True
 
     def start(self, rank: int, order: Mapping[str, Any]) -> None:
-        """See `FurtherRanks`; starts the process."""
+        """See `FurtherRanks.start`; this method starts the process of the rank."""
         process = Worker(f"rank {rank}", COMMAND, os.environ)
         self._processes[rank], self._replies[rank] = process, queue.Queue()
         reader = threading.Thread(target=self._listen, args=(rank,), daemon=True)
@@ -319,7 +324,10 @@ class RankProcesses(FurtherRanks):
         return reply
 
     def join_group(self, data: PartyData) -> Ranks:
-        """See `FurtherRanks`; all ranks read the same files."""
+        """See `FurtherRanks.join_group`.
+
+        Rows need no check, because all ranks read the same files.
+        """
         if self.size == 1:
             return ALONE
         for rank in self.further:
@@ -329,12 +337,12 @@ class RankProcesses(FurtherRanks):
 
     @property
     def _place(self) -> str:
-        """Return the path of the file through which the ranks find each other."""
+        """Return the path of the file through which the ranks of the party find each other."""
         assert self._meeting is not None, "there are several"
         return str(Path(self._meeting.name) / "store")
 
     def check(self) -> None:
-        """See `FurtherRanks`; a rank that has finished its part may end without an error."""
+        """See `FurtherRanks.check`; a rank that has finished its work may end without an error."""
         for rank, process in self._processes.items():
             if process.exit_code:
                 raise self._cause(rank) from None
@@ -344,9 +352,10 @@ class RankProcesses(FurtherRanks):
             self.check()
 
     def _cause(self, rank: int) -> VFLError:
-        """Make the error of a rank that has ended, for example the error that the rank reported."""
+        """Make the error for a rank that has ended, from its report or else its exit code."""
         code = self._processes[rank].wait()
-        while self._replies[rank].get() is not None:  # all messages of the rank have been read
+        # wait until all messages of the rank have been read
+        while self._replies[rank].get() is not None:
             pass
         self._replies[rank].put(None)
         if (failure := self._failed.get(rank)) is not None:
@@ -355,7 +364,7 @@ class RankProcesses(FurtherRanks):
         return lost(self.party, rank, f"signal {-code}" if code < 0 else f"exit {code}")
 
     def _listen(self, rank: int) -> None:
-        """Read the messages of a rank until it ends."""
+        """Read the messages of a rank, in a thread, until the rank ends."""
         with suppress(LostPeerError):
             while True:
                 reply = json.loads(self._processes[rank].receive())
@@ -371,8 +380,8 @@ class RankProcesses(FurtherRanks):
         self._replies[rank].put(None)
 
     def _end(self, error: BaseException | None) -> None:
-        # After a successful session, ranks end by themselves. The ranks that are stopped here write
-        # no files.
+        # After a successful session, ranks end without being stopped. Ranks write no files, so it
+        # does no harm to stop them.
         deadline = time.monotonic() + (_GRACE_S if error is None else _TOLD_S)
         if error is not None:
             for process in self._processes.values():
@@ -385,16 +394,16 @@ class RankProcesses(FurtherRanks):
 
 
 class Order:
-    """Rank 0's order to an additional rank, and the rank's channel for answers.
+    """Rank 0's order to a further rank, with the functions with which the rank answers.
 
     Args:
-        content: the order, as rank 0 sent it.
-        rank: number of the rank.
-        local_rank: number of the rank among the ranks on its machine.
+        content: contents of the order, as rank 0 sent them.
+        rank: number of the rank in the party.
+        local_rank: number of the rank among the ranks on the same machine.
         party_file: the party's own configuration file on this machine.
-        reply: function that sends an answer.
+        reply: function that sends an answer to rank 0.
         join_group: function that reports to rank 0 that this rank is ready, and forms the group
-            with the other ranks; its arguments are the device of the models and the party's rows.
+            with the other ranks; its arguments are the device of the models, and the party's rows.
 
     Attributes:
         rank, local_rank, party_file, reply, join_group: the arguments.
@@ -419,9 +428,9 @@ class Order:
 def ended(
     party: str, rank: int, code: str, what: str, where: str | None, fix: str | None
 ) -> VFLError:
-    """Make the error that a rank has reported; a rank that lost a party gives a `LostPeerError`."""
+    """Make the error that a rank has reported; it is a `LostPeerError` if the rank lost a party."""
     if code == LostPeerError.code:
-        return LostPeerError(f"{what}; rank {rank} of '{party}' noticed")
+        return LostPeerError(f"{what}; rank {rank} of party '{party}' noticed this")
     found = lost(party, rank, f"{code}: {what}")
     found.where, found.fix = where, fix
     return found
@@ -429,13 +438,15 @@ def ended(
 
 @contextmanager
 def ordered() -> Iterator[Order]:
-    """Read rank 0's order to this process, an additional rank; report errors to rank 0.
+    """Read rank 0's order to this process, which is a further rank.
+
+    Report errors of the block to rank 0.
 
     Raises:
-        ConfigError: standard input contained something other than an order.
+        ConfigError: standard input does not contain an order.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # other output goes to the standard error, which rank 0 reads
+    os.dup2(2, 1)  # other output goes to standard error, which rank 0 reads
 
     def reply(answer: Mapping[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
@@ -443,7 +454,7 @@ def ordered() -> Iterator[Order]:
     line = sys.stdin.buffer.readline()
     if not line:
         raise ConfigError(
-            "the party's first rank starts a further rank; it cannot be started by hand"
+            "only the party's rank 0 can start a further rank; a user cannot start it"
         )
     threading.Thread(target=_end_with_rank_0, daemon=True).start()
     content = json.loads(line)
@@ -469,14 +480,21 @@ def ordered() -> Iterator[Order]:
 
 
 def _end_with_rank_0() -> None:
-    """End this process when rank 0 ends; until then, rank 0 keeps our standard input open."""
-    while os.read(0, 1):  # unbuffered: at exit, Python would wait for the buffer's lock
+    """End this process when rank 0 ends.
+
+    Rank 0 keeps this process's standard input open until then.
+    """
+    # read without a buffer: when Python exits, it would wait for the buffer's lock
+    while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def store_at(place: str, size: int, patience_s: float) -> Any:
-    """Open torch's key-value store in a file, through which a party's ranks find each other."""
+    """Open torch's key-value store in a file.
+
+    Through this store, a party's ranks find each other.
+    """
     from torch import distributed
 
     stores: Any = distributed
@@ -486,7 +504,7 @@ def store_at(place: str, size: int, patience_s: float) -> Any:
 
 
 def device_of(device: str, rank: int) -> str:
-    """Return the device of a rank; "cuda" gives each rank the next of the machine's GPUs.
+    """Return the device of a rank; with "cuda", the ranks use the machine's GPUs in turn.
 
     >>> device_of("cpu", 1), device_of("cuda:3", 1)
     ('cpu', 'cuda:3')

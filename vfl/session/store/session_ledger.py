@@ -1,25 +1,28 @@
-"""Ledger of a party's sessions: the terms bound to each run name, and the spending under it.
+"""Ledger of a party's sessions: the terms that are bound to each run name, and the spending.
 
-The label party chooses the name of a run, and could use the same name twice. Each party therefore
-binds a name once to all terms agreed under this name, and to a nonce that the party's own operating
-system generates. The party's keys for noise and random draws depend on the terms and the nonce
-(`party_folder.own_secret`): under another name, or for another defense, codec or set of parties, no
-protective noise or mask is drawn a second time. Under a name that is already bound, a session must
-resume the training of this name, or evaluate or predict with its result.
+The label party chooses the name of a run, and could use the same name for two different trainings.
+Each party therefore binds a run name once and for all to the terms agreed under this name, and to a
+nonce that the party's operating system generates. The party's keys for noise and random numbers
+depend on the terms and the nonce (`party_folder.own_secret`): under another name, or with another
+defense, codec or set of parties, the party never draws the same protective noise or mask again.
+Under a run name that is already bound, a session must resume the training of this name, or evaluate
+or predict with the trained model.
 
-An entry is written to disk before any message that depends on its nonce is sent. Before an epoch
-begins, the largest spending that the epoch can have is also written to disk. This spending is
-corrected to the actual spending when the session ends, but not if the process is killed. If
-protective noise or masks are drawn, a journal next to the entry records the messages of a training
-(`vfl.session.store.journal`): a resumed or restarted training sends the same messages or none.
+The ledger writes an entry to disk before the party sends any message that depends on the entry's
+nonce. Before an epoch begins, the ledger also writes the largest possible spending of this epoch to
+disk. When the session ends, the recorded spending is replaced by the actual spending, but not if
+the process was killed. If a party draws protective noise or masks in a training, a journal beside
+the entry records its messages (`vfl.session.store.journal`): a training that is resumed or
+restarted can only send the same messages again.
 
-Exact statistics of two sets of rows that differ in few rows disclose the values of those few rows.
-The entry of a session with exact statistics is therefore stored with keyed digests of its training
-rows. A later session is refused if its training rows and the stored rows differ, but in fewer rows
-than the party's own minimum.
+If exact statistics of two sets of rows are disclosed, and the sets differ in few rows, the
+statistics disclose values of these few rows. For a session with exact statistics, the ledger
+therefore stores keyed digests of the session's training rows. A later session is refused if its
+training rows differ from the stored rows in fewer rows than the party's own minimum; equal sets of
+rows are allowed.
 
-Each event is appended to the ledger's log (`vfl.session.store.session_log`), which other parties
-can verify.
+The ledger appends each event to its log (`vfl.session.store.session_log`), which other parties can
+verify.
 """
 
 from __future__ import annotations
@@ -61,16 +64,15 @@ State = Literal["open", "ended", "lost"]
 
 
 class Spent(Settings):
-    """Spending of all sessions of one mode.
+    """Spending of all sessions of one mode (such as train or predict) under one run name.
 
     Attributes:
         sessions: number of started sessions; a resumed training counts again.
-        rows: number of rows whose cuts were sent; a row that was sent several times counts each
-            time.
-        passes: number of times that one row was sent, as the maximum over all rows; repeated
-            messages do not count.
-        statistics: number of exact sums over this party's rows that other parties learned.
-        bytes_up, bytes_down: bytes of frames, headers included.
+        rows: number of rows whose cuts were sent; a row counts each time that its cut was sent.
+        passes: number of times that the cut of the same row was sent, as the maximum over all rows;
+            messages that were sent again unchanged do not count.
+        statistics: number of exact sums over this party's rows that the party has disclosed.
+        bytes_up, bytes_down: bytes of sent and of received frames, headers included.
     """
 
     sessions: int = 0
@@ -81,7 +83,7 @@ class Spent(Settings):
     bytes_down: int = 0
 
     def plus(self, other: Spent, times: int = 1) -> Spent:
-        """Return the sum of this spending and `times` the spending in `other`."""
+        """Return the sum of this spending and `times` times the spending in `other`."""
         sums = {
             name: getattr(self, name) + times * getattr(other, name) for name in Spent.model_fields
         }
@@ -89,28 +91,32 @@ class Spent(Settings):
 
 
 class Entry(Settings):
-    """The ledger's entry for one run name at one party.
+    """The ledger's entry for one run name.
 
     Attributes:
         run: name of the run.
         party: name of the party that owns the entry.
         terms: digest of the terms to which the run name is bound; see `binding_of`.
         settings: the same terms as short texts, so that an error can name the setting that differs.
-        parties: all parties that have a stream to the label party, and the label party itself.
-        secure, defense, codec: these settings of the terms, which `vfl sessions` shows to users.
-        nonce: the party's own nonce, 32 bytes as hex; no other party receives it.
-        state: "ended" after the training has stored weights; "lost" if the store was restored from
-            a copy that was made during the training.
-        weights: SHA-256 of the stored weights.
-        epsilon, delta: privacy cost that the defense states for sending the inputs of one row once;
-            None if the defense states no cost.
-        training_only: whether the defense states the cost for training rows only, and no cost for
+        parties: names of all parties that have a stream to the label party, and of the label party
+            itself.
+        secure, defense, codec: the settings of these names in the terms, which `vfl sessions`
+            prints.
+        nonce: the party's nonce, 32 random bytes as hexadecimal digits; no other party receives the
+            nonce.
+        state: "open" at first; "ended" after the training has ended and its weights are stored;
+            "lost" if the store was restored from a copy that was made during the training.
+        weights: SHA-256 of the weights at the end of the training; None before.
+        epsilon, delta: epsilon and delta that the defense states for sending the cut of one row
+            once; None if the defense states no epsilon.
+        training_only: whether the defense states the epsilon for training rows only, and not for
             queries.
-        noted: least number of exchanges that the journal of the training must have.
-        received: for each peer, the number of exchanges received in the training, up to the last
-            one.
-        first, last: start times of the first and the last session under this name.
-        spent: spending under this name, by mode of the session.
+        noted: least number of exchanges that the journal of the training must have; fewer show that
+            the journal is an older copy.
+        received: for each peer, the number of exchanges up to and including the last one that this
+            party received in the training.
+        first, last: times at which the first and the last session under this run name began.
+        spent: spending under this run name, by mode of the session.
     """
 
     run: str
@@ -135,59 +141,67 @@ class Entry(Settings):
 
     @property
     def passes(self) -> int:
-        """Number of times that one row was sent under this name; the maximum over all rows."""
+        """Number of times that the same row was sent under this run name.
+
+        The maximum over all rows.
+        """
         return sum(each.passes for each in self.spent.values())
 
     @property
     def statistics(self) -> int:
-        """Number of exact sums over the party's rows that others learned under this name."""
+        """Number of exact sums over the party's rows that were disclosed under this run name."""
         return sum(each.statistics for each in self.spent.values())
 
     @property
     def spent_epsilon(self) -> float | None:
-        """Upper bound of the epsilon spent on one row under this name, by basic composition.
+        """Upper bound of the epsilon spent on one row under this run name, by basic composition.
 
-        Dwork and Roth 2014, theorem 3.16. The value is None if the defense states no epsilon;
-        queries without a stated epsilon are not included.
+        Source: Dwork and Roth 2014, theorem 3.16. The value is None if the defense states no
+        epsilon; queries for which the defense states no epsilon are not included.
         """
         return None if self.epsilon is None else self.epsilon * self.stated_passes
 
     @property
     def stated_passes(self) -> int:
-        """Number of passes for which the defense's stated epsilon counts."""
+        """Number of times that a row was sent for which the defense's epsilon applies."""
         trained = self.spent.get("train", Spent()).passes
         return trained if self.training_only else self.passes
 
     def epsilon_of(self, mode: Mode, passes: int) -> float | None:
-        """Return the epsilon of this many passes in a session; None if none is stated."""
+        """Return the epsilon of this many passes in a session of this mode.
+
+        None if none is stated.
+        """
         if self.epsilon is None or (self.training_only and mode != "train"):
             return None
         return self.epsilon * passes
 
     @property
     def owner(self) -> tuple[str, str, str]:
-        """Return party, run and nonce; the journal is sealed for these three."""
+        """Return party, run and nonce, to which the journal of the training is bound."""
         return self.party, self.run, self.nonce
 
     def secret_from(self, secret: Secret) -> Secret:
-        """Return the secret of this run name, from the party's secret, the nonce and the terms."""
+        """Derive the secret of this run name from the party's secret, nonce and terms."""
         law = (self.defense, self.codec, self.secure, *self.parties)
         return Secret(secret.key("session", self.run, self.nonce, self.terms, *law))
 
 
 @dataclass(slots=True)
 class Meter:
-    """Counts the spending of one session; it is called for every frame and every exchange.
+    """Counts the spending of one session; the session calls it for every frame and every exchange.
 
     Attributes:
         rows, passes, statistics, bytes: spending so far; see `Spent`.
-        most: largest spending of one epoch; its number of passes is not used.
+        most: largest possible spending of the next epoch; the field `passes` of this value is not
+            used.
         counted: last epoch whose passes earlier sessions have counted, if this session sends the
-            same messages again; None if repeated messages may differ.
-        trained: function that returns keyed digests of the training rows from which statistics are
-            computed, uint64.
-        reserve: function that is called before an epoch begins.
-        standing: counters of sent and received frames; they are also called for every frame; see
+            same messages as these sessions; None if the messages of a repeated epoch may differ.
+        trained: function that returns keyed digests of the training rows whose exact statistics are
+            disclosed, uint64.
+        reserve: function that is called before an epoch begins; it records the epoch's largest
+            spending.
+        standing: counters of sent and received frames, which are also called for every frame; see
             `Standing`.
     """
 
@@ -207,7 +221,7 @@ class Meter:
             self.standing(party, direction, frame)
 
     def through(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Yield the same exchanges, and count each exchange when it starts."""
+        """Yield the same exchanges, and count each exchange when it begins."""
         epoch = None
         for exchange in schedule:
             if exchange.epoch != epoch:
@@ -218,17 +232,22 @@ class Meter:
             yield exchange
 
     def show(self, count: int) -> None:
-        """Record this many exact statistics before any other party learns them.
+        """Record that this many exact statistics will be disclosed.
+
+        Called before they are disclosed.
 
         Raises:
-            ConsentError: the statistics exceed the party's limit, or concern almost the same rows
-                as earlier statistics.
+            ConsentError: the number of statistics would exceed the party's limit, or the rows are
+                almost the same as the rows of earlier statistics.
         """
         self.statistics += count
         self.reserve()
 
     def spent(self, *, coming: bool) -> Spent:
-        """Return the spending so far; with `coming`, add the largest spending of the next epoch."""
+        """Return the session's spending so far.
+
+        If `coming`, add the largest spending of the next epoch.
+        """
         taken = Spent(
             rows=self.rows,
             passes=self.passes,
@@ -247,19 +266,20 @@ class Meter:
 
 
 class SessionLedger(Spending[Entry]):
-    """One party's ledger of sessions.
+    """One party's ledger of sessions, which all processes of the party use.
 
     Args:
         folder: see `Spending`.
         party: party that owns the ledger.
-        max_epsilon: limit of the epsilon that all run names together may spend on one row's inputs
-            by sending cuts; None sets no limit.
-        others: ledgers of products in the same store; their spending counts under the same limit.
+        max_epsilon: limit of the epsilon that sessions under all run names together may spend on
+            one row's inputs; None sets no limit.
+        others: ledgers of products (other kinds of training) in the same store; their spending
+            counts for the same limit.
         max_statistics: limit of the number of exact statistics of the party's rows that sessions
-            under all names may disclose; None sets no limit.
-        min_changed_rows: least number of rows in which two different sets of rows must differ, if
-            statistics of both sets are disclosed.
-        log: log to which the ledger appends lines; None makes a log without signatures.
+            under all run names together may disclose; None sets no limit.
+        min_changed_rows: if exact statistics of two different sets of rows are disclosed, the least
+            number of rows in which the sets must differ.
+        log: log to which the ledger appends lines; None makes a log whose lines are not signed.
     """
 
     kind, form = "session", Entry
@@ -280,18 +300,17 @@ class SessionLedger(Spending[Entry]):
         self.log = log or SessionLog(folder, party)
 
     def begin(self, terms: Terms, start: int | None = None) -> Entry:
-        """Bind a run name to the terms of a session, or check that it is bound to the same terms.
+        """Bind a run name to a session's terms, or check that the name is bound to these terms.
 
         Args:
             terms: terms of the session.
-            start: first exchange of the session; None if this party chooses it.
+            start: number of the session's first exchange; None if this party chooses it.
 
         Raises:
             DisagreementError: the name is bound to other terms; or the session needs a trained run
-                and there is none; or the session would train, but the training of this name has
-                ended.
-            ConsentError: the session would spend more than the party allows.
-            RunFolderError: the entry is damaged, or the journal of its training is missing.
+                and there is none; or the session begins a training whose name has ended.
+            ConsentError: the session would spend more than the party's limits allow.
+            RunFolderError: the entry is damaged, or the journal of the training is missing.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with locked(self.folder, math.inf):
@@ -303,7 +322,7 @@ class SessionLedger(Spending[Entry]):
                     raise _no_training(terms, self.party)
                 entry = _bound(terms, self.party, now)
                 self._check_planned(entry, terms)
-                if notes(terms, self.party):  # the journal must exist before the name is bound
+                if notes(terms, self.party):  # the journal must exist before the run name is bound
                     Journal.create(self._journal(terms.run), entry.owner)
             else:
                 self._check(entry, terms, start)
@@ -327,20 +346,20 @@ class SessionLedger(Spending[Entry]):
 
     @contextmanager
     def refusing(self, terms: Terms) -> Iterator[None]:
-        """If the block refuses the requested session, write a line about the refusal to the log."""
+        """If the `with` block refuses a session, write a line with the reason to the log."""
         try:
             yield
         except VFLError as error:
-            with suppress(StorageError):  # the caller gets the refusal in any case
+            with suppress(StorageError):  # the caller receives the refusal in any case
                 self.note("refused", **_asked(terms), outcome=_outcome(error))
             raise
 
     @contextmanager
     def noted(self, terms: Terms) -> Iterator[None]:
-        """Log the start and the end of a session without spending, such as an alignment.
+        """Log the start and the end of a session that spends no budget, as an alignment.
 
         Raises:
-            StorageError: the line about the session's start cannot be written.
+            StorageError: the line about the start of the session cannot be written.
         """
         self.note("begun", **_asked(terms))
         with self._ending(terms, dict):
@@ -348,7 +367,7 @@ class SessionLedger(Spending[Entry]):
 
     @contextmanager
     def _ending(self, terms: Terms, took: Callable[[], dict[str, Any]]) -> Iterator[None]:
-        """Write a line about how a session ended and what it spent."""
+        """Write a log line about how a session ended and what it spent."""
         outcome = "well"
         try:
             yield
@@ -356,20 +375,20 @@ class SessionLedger(Spending[Entry]):
             outcome = _outcome(error)
             raise
         finally:
-            with suppress(StorageError):  # if the disk is full, the log cannot store this line
+            with suppress(StorageError):  # on a full disk, this line is not written
                 self.note("ended", **_asked(terms), **took(), outcome=outcome)
 
     @contextmanager
     def session(
         self, terms: Terms, start: int | None = None
     ) -> Iterator[tuple[Entry, Meter, Journal | None]]:
-        """Take part in a session: call `begin`, and record the session's spending in advance.
+        """Take part in a session: call `begin`, and record the spending before it occurs.
 
-        When the session ends, the recorded spending is corrected to the actual spending.
+        When the session ends, the recorded spending is replaced by the actual spending.
 
         Yields:
-            the entry of the run name, the meter, and the journal, which exists for a training with
-            protective noise or masks.
+            the entry of the run name, the meter, and the journal of messages (None if the party
+            draws no protective noise or masks in a training).
 
         Raises:
             DisagreementError, ConsentError, RunFolderError: see `begin`.
@@ -442,16 +461,16 @@ class SessionLedger(Spending[Entry]):
         *,
         checked: bool,
     ) -> None:
-        """Replace a session's recorded spending by the present spending of its meter.
+        """Replace the recorded spending of a session by the present spending of its meter.
 
         Raises:
-            ConsentError: the spending exceeds the party's limit.
+            ConsentError: the spending would exceed the party's limit.
         """
         with locked(self.folder, math.inf):
             entry = self._found(terms.run)
             before = entry.spent[terms.mode]
             spent = before.plus(now).plus(written, -1)
-            if checked and spent.passes > before.passes:  # sessions under other names may run
+            if checked and spent.passes > before.passes:  # other sessions may have spent meanwhile
                 self._check_epsilon(entry, terms, spent.passes - before.passes)
             if checked and spent.statistics > before.statistics:
                 self._check_statistics(spent.statistics - before.statistics)
@@ -460,9 +479,9 @@ class SessionLedger(Spending[Entry]):
             self._write(entry.model_copy(update=changed))
 
     def _check_planned(self, entry: Entry, terms: Terms) -> None:
-        """Refuse a session that would exceed `max_epsilon`, before any message is sent."""
+        """Refuse a session that is planned to exceed `max_epsilon`, before its first message."""
         passes = 1
-        if terms.mode == "train":  # messages that are repeated unchanged disclose nothing new
+        if terms.mode == "train":  # repeating a message unchanged discloses nothing new
             passes = terms.train.epochs - entry.spent.get("train", Spent()).passes
             passes = 0 if entry.state == "ended" else passes
         self._check_epsilon(entry, terms, passes)
@@ -475,7 +494,7 @@ class SessionLedger(Spending[Entry]):
         self.require_epsilon(math.inf if stated is None else stated * passes)
 
     def _check_statistics(self, count: int) -> None:
-        """Refuse to disclose more statistics than `max_statistics` over the whole store."""
+        """Refuse to disclose more than `max_statistics` exact statistics in all sessions."""
         most = self.max_statistics
         if most is not None and (shown := self.spent_statistics()) + count > most:
             raise ConsentError(
@@ -483,14 +502,18 @@ class SessionLedger(Spending[Entry]):
                 "of its rows",
                 where="ledger of sessions",
                 got=f"{shown} disclosed under all names, and {count} more requested",
-                want=f"at most {most} in all",
-                fix="fewer columns or bins, or a larger max_statistics in the party's own file",
+                want=f"at most {most} under all names",
+                fix="use fewer columns or bins, or set a larger max_statistics in the party's own "
+                "file",
             )
 
     def _check_rows(self, run: str, rows: Callable[[], np.ndarray]) -> None:
-        """Refuse statistics of almost the same rows as earlier ones; otherwise record the rows."""
+        """Refuse exact statistics of almost the same rows as earlier ones.
+
+        Otherwise record the rows.
+        """
         own, least = self.folder / f"{run}{_SHOWN}", self.min_changed_rows
-        if own.exists():  # the rows of one training stay the same in all its sessions
+        if own.exists():  # all sessions of one training use the same rows
             return
         trained = np.unique(rows())
         for path in sorted(self.folder.glob(f"*{_SHOWN}")):
@@ -500,21 +523,21 @@ class SessionLedger(Spending[Entry]):
                     f"party '{self.party}' does not consent to disclose exact statistics "
                     "of almost the same rows again: the difference would disclose the "
                     "rows that changed",
-                    where=f"training rows of '{run}', beside those of '{path.stem}'",
-                    got=f"fewer than {least} rows changed",
-                    want=f"the same rows, or at least {least} changed rows",
-                    fix="train on the rows of that run; wait for more new rows; or accept the "
-                    "disclosure of changed rows by min_changed_rows = 1 in the party's "
-                    "own file",
+                    where=f"training rows of '{run}', compared with those of '{path.stem}'",
+                    got=f"fewer than {least} rows differ",
+                    want=f"the same rows, or at least {least} rows that differ",
+                    fix="train on the rows of that run; or wait for more new rows; or set "
+                    "min_changed_rows = 1 in the party's own file, which accepts that changed "
+                    "rows are disclosed",
                 )
         seal = Seal(_SHOWN_KIND, self.party, run)
         write_sealed(own, [trained.astype(DIGEST).tobytes()], seal)
 
     def forget_shown(self, digests: np.ndarray) -> None:
-        """Overwrite the digests of erased rows; these rows still count as rows of their runs.
+        """Overwrite the digests of erased rows with random ones; row counts stay the same.
 
         Args:
-            digests: keyed digests of the rows, uint64.
+            digests: keyed digests of the erased rows, uint64.
         """
         with self.locked():
             for path in sorted(self.folder.glob(f"*{_SHOWN}")):
@@ -527,26 +550,26 @@ class SessionLedger(Spending[Entry]):
                     write_sealed(path, [np.unique(shown).tobytes()], seal)
 
     def _shown(self, path: Path) -> np.ndarray:
-        """Read the digests of rows whose statistics a session disclosed, uint64, ascending."""
+        """Read digests of rows whose exact statistics were disclosed, uint64, ascending."""
         return np.frombuffer(read_sealed(path, Seal(_SHOWN_KIND, self.party, path.stem)), DIGEST)
 
     def spent_statistics(self) -> int:
-        """Return the number of exact statistics that sessions under all names have disclosed.
+        """Return the number of exact statistics that sessions under all run names have disclosed.
 
-        The number includes statistics of entries that a restore may have lost.
+        The number includes statistics that may have been disclosed but forgotten by a restore.
         """
         shown = sum(entry.statistics for entry in super().entries())
         return shown + self.witness.read().lost_statistics
 
     def require_epsilon(self, planned: float) -> None:
-        """Refuse to spend more than `max_epsilon` over the whole store.
+        """Refuse a session if planned and spent epsilon together exceed `max_epsilon`.
 
         Args:
             planned: epsilon that the session would spend on one row's inputs; infinite if the
                 defense states no epsilon.
 
         Raises:
-            ConsentError: the planned and the spent epsilon together exceed the limit.
+            ConsentError: the planned epsilon and the spent epsilon together exceed the limit.
         """
         if self.max_epsilon is None:
             return
@@ -558,15 +581,16 @@ class SessionLedger(Spending[Entry]):
                 where="ledger of sessions",
                 got=f"epsilon {spent:.4g} spent under all names, and a session {more}",
                 want=f"epsilon <= {self.max_epsilon:g} in all",
-                fix="fewer epochs, more noise, or a larger max_epsilon in the party's own file",
+                fix="use fewer epochs or more noise, or set a larger max_epsilon in the party's "
+                "own file",
             )
 
     def end(self, run: str, weights: str) -> None:
-        """Record that the training of a run name has ended, before its weights are stored.
+        """Record that the training of a run name has ended; called before its weights are stored.
 
         If a training has ended at this party but not at the label party, the label party resumes
-        it, and the training yields the same weights again. Evaluations may already have used the
-        recorded weights, so other weights are refused.
+        it; the resumed training must then yield the same weights. Evaluations may already have used
+        the recorded weights, so different weights are refused.
 
         Args:
             run: name of the run.
@@ -579,20 +603,22 @@ class SessionLedger(Spending[Entry]):
             entry = self._found(run)
             if entry.state == "ended" and entry.weights != weights:
                 raise DisagreementError(
-                    f"the training '{run}' has ended at party '{self.party}', with other weights",
+                    f"the training '{run}' has ended at party '{self.party}', but with other "
+                    "weights",
                     got=f"weights {weights[:8]}...",
-                    want=f"weights {str(entry.weights)[:8]}..., which are kept",
+                    want=f"weights {str(entry.weights)[:8]}..., which the party keeps",
                     fix="train under another name",
                 )
             self._write(entry.model_copy(update={"state": "ended", "weights": weights}))
 
     def restored(self) -> None:
-        """Record that the store was restored from a copy.
+        """Record that the store was restored from a copy, as the party's owner declared.
 
-        Budgets that may have been spent after the copy was made count as spent.
+        Amounts that may have been spent after the copy was made count as spent.
 
-        Running trainings are not continued, all of `max_epsilon` and of `max_statistics` counts as
-        spent, and the counter that peers compare moves beyond all values that peers can have seen.
+        Trainings that were running are not continued, all of `max_epsilon` and of `max_statistics`
+        counts as spent, and the counter that peers compare increases beyond all values that peers
+        can know.
         """
         with locked(self.folder, math.inf):
             self.give_up()
@@ -606,7 +632,7 @@ class SessionLedger(Spending[Entry]):
             self.log.append("restored")
 
     def entries(self) -> list[Entry]:
-        """Return the entries of all run names, the last used one at the end.
+        """Return the entries of all run names, ordered by their last use.
 
         Raises:
             RunFolderError: an entry is damaged.
@@ -614,7 +640,7 @@ class SessionLedger(Spending[Entry]):
         return sorted(super().entries(), key=lambda entry: entry.last)
 
     def spent_epsilon(self) -> float:
-        """Return the epsilon spent on one row by sessions, products and lost entries."""
+        """Return the epsilon spent on one row: by sessions, products, and lost entries."""
         others = sum(other.spent_epsilon() for other in self.others)
         return super().spent_epsilon() + others + self.witness.read().lost_epsilon
 
@@ -638,19 +664,19 @@ class SessionLedger(Spending[Entry]):
             raise _no_training(terms, self.party)
         if terms.mode == "train" and entry.state == "lost":
             raise DisagreementError(
-                f"party '{self.party}' has no record of the messages it sent in the "
-                f"training '{terms.run}'",
+                f"party '{self.party}' has no record of the messages that it sent in the training "
+                f"'{terms.run}'",
                 where="ledger of sessions",
-                got="a store that was restored from a copy made during the training",
-                want="a training that began later, or had ended",
+                got="a store that was restored from a copy, which was made during the training",
+                want="a training that began after the copy was made, or had ended before",
                 fix="train under another name",
             )
         if terms.mode == "train" and entry.state == "ended" and start == 0:
             raise DisagreementError(
-                f"the training '{terms.run}' has ended at party '{self.party}'",
+                f"the training '{terms.run}' has already ended at party '{self.party}'",
                 where="ledger of sessions",
-                got="the same training from its beginning",
-                want="a resume from a checkpoint, or an evaluation or prediction",
+                got="a request to begin the same training again",
+                want="a request to resume from a checkpoint, to evaluate or to predict",
                 fix="train under another name",
             )
 
@@ -659,7 +685,7 @@ class SessionLedger(Spending[Entry]):
 
 
 def _asked(terms: Terms) -> dict[str, Any]:
-    """Return the fields of a log line for a requested session."""
+    """Return the fields of a log line that describe a requested session."""
     return {
         "run": terms.run,
         "mode": terms.mode,
@@ -671,46 +697,51 @@ def _asked(terms: Terms) -> dict[str, Any]:
 
 
 def _outcome(error: BaseException) -> str:
-    """Return an error's text for the log; for an unexpected error, return only the error's type."""
+    """Return the code and text of a vfl error for the log.
+
+    For any other error, return only its type.
+    """
     if isinstance(error, VFLError):
         return f"{error.code}: {error.what}"[:2000]
     return type(error).__name__
 
 
 def binding_of(terms: Terms) -> str:
-    """Return the digest of the terms that bind a name, without settings of single sessions."""
+    """Return the digest of the terms to which a run name is bound."""
     return terms.digest("mode", "serving", "beside", "explained", "version")
 
 
 def notes(terms: Terms, party: str) -> bool:
-    """Return whether a party records its messages in a journal, because protective draws occur.
+    """Return whether a party needs a journal of its messages, because it draws protective numbers.
 
-    Protective draws occur in a defense that promises privacy or changes the party's messages, and
-    in a codec with random choices. Masks and shares of a secure mode are new in every attempt and
-    need no journal. The noise under the masks needs a journal, so the journal has digests of the
-    content before masking. Evaluations and predictions never repeat an exchange, so they need no
-    journal; the ledger counts them.
+    A party draws protective numbers if a defense promises privacy or changes the party's messages,
+    or if the codec chooses at random. The masks and shares of a secure mode are new in every
+    attempt, and need no journal. The noise that is hidden by these masks needs a journal, so the
+    journal contains digests of the content before masking. Evaluations and predictions never send
+    an exchange again, so they need no journal; the ledger counts them.
     """
     if terms.mode != "train" or party == rules.dealer(terms):
         return False
-    if terms.middle is not None and party == terms.middle.party:  # cuts and gradients
+    # the middle party sends cuts and gradients
+    if terms.middle is not None and party == terms.middle.party:
         return compression.make(terms.middle.codec).draws or compression.make(terms.codec).draws
     defense = defenses.make(terms.defense)
     if party in (terms.label_party, *terms.tasks):
         return defenses.protects(defense, "label")
-    if secure_mode.shares_weights(terms):  # no party has a cut that a defense could change
+    if secure_mode.shares_weights(terms):  # then no party has a cut that a defense could change
         return False
     drawn = terms.secure == "none" and compression.make(terms.codec).draws
     return drawn or defenses.protects(defense, "feature")
 
 
 def total_epsilon(entries: Iterable[Entry]) -> float:
-    """Return the epsilon spent on one row under all these names, by basic composition."""
+    """Return the epsilon spent on one row under these run names together, by basic composition."""
     return sum(entry.spent_epsilon or 0.0 for entry in entries)
 
 
 def _bound(terms: Terms, party: str, now: str) -> Entry:
-    stated = [  # only statements on a row's inputs per exchange; the smallest epsilon counts
+    # only statements about a row's inputs per exchange; of several, the smallest epsilon applies
+    stated = [
         (one.epsilon, one.delta or 0.0, one.training_only)
         for one in defenses.make(terms.defense).privacy()
         if one.epsilon is not None and one.kind[:3] == ("inputs", "record", "exchange")
@@ -741,9 +772,9 @@ def _settings(terms: Terms) -> dict[str, str]:
 
 def _no_training(terms: Terms, party: str) -> DisagreementError:
     return DisagreementError(
-        f"party '{party}' has ended no training of the name '{terms.run}'",
+        f"at party '{party}', no training of the name '{terms.run}' has ended",
         where="ledger of sessions",
         got=f"mode {terms.mode}",
-        want="the name of a training that has ended here",
-        fix="train first, or resume that training",
+        want="the name of a training that has ended at this party",
+        fix="train first, or resume the interrupted training",
     )
