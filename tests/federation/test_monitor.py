@@ -140,7 +140,7 @@ def test_others_need_tls(party, tmp_path):
     metrics = PartyMetrics(party, {}, lambda: True)
     with pytest.raises(UserError, match="must stay on one machine"):
         Monitor(MonitorSettings(host="0.0.0.0", port=0), metrics)
-    with pytest.raises(UserError, match="belong together"):
+    with pytest.raises(UserError, match="must be given together"):
         Monitor(MonitorSettings(port=0), metrics, tmp_path / "server.pem")
     folder = tmp_path / "certificates"
     write_trial_certificates(folder, ["127.0.0.1"], ())

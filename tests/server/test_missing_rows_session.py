@@ -217,7 +217,7 @@ def test_positions_are_of_the_rows_they_were_made_for(session):
 def test_a_trace_has_no_place_beside_gaps(session):
     session.play("align")
     write_party(session, "lender", more='[trace]\nphases = ["train"]\n')
-    with pytest.raises(ConfigError, match="a trace assumes that every party has every row"):
+    with pytest.raises(ConfigError, match="a trace requires that every party has every row"):
         session.play("train")
 
 

@@ -156,7 +156,7 @@ def test_noise_under_a_secure_sum_is_not_averaged_either(session):
     assert len(session.broken_off(enough=ENOUGH, **names)) > 2
     session.forget()
     assert len(session.broken_off(enough=ENOUGH, **names)) <= 1
-    assert any("other contents than before" in one.what for one in refusals_of(session))
+    assert any("different contents than before" in one.what for one in refusals_of(session))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_feature_party_gets_no_second_noise_on_a_gradient(session):
         session.forget_store(name)
     shutil.rmtree(session.run)
     session.flower.failures.clear()
-    with pytest.raises(DisagreementError, match="other contents than before") as caught:
+    with pytest.raises(DisagreementError, match="different contents than before") as caught:
         session.play(**how)
     assert caught.value.where == "exchange 0"
 

@@ -150,5 +150,5 @@ def test_a_party_of_another_role_is_not_asked(session):
 def test_a_trace_has_no_place_beside_a_middle(session):
     path = session.folder / "lender" / "party.toml"
     session.write("lender", path.read_text() + '[trace]\nphases = ["train"]\n')
-    with pytest.raises(ConfigError, match="a trace replays links to one label party"):
+    with pytest.raises(ConfigError, match="a trace can contain links to one label party"):
         session.play("train")

@@ -411,7 +411,7 @@ def test_the_leading_party_serves_as_its_own_file_says_and_options_come_first(tr
 
 @pytest.mark.parametrize("given", [{"certificate": "a.pem"}, {"client_ca": "ca.pem"}])
 def test_half_of_what_tls_needs_is_refused(given):
-    with pytest.raises(UserError, match=r"belong together|need a certificate"):
+    with pytest.raises(UserError, match=r"both a certificate and its key|needs a certificate"):
         settings_of(None, given)
 
 

@@ -29,7 +29,12 @@ def test_parties_that_agree(said, terms, data):
     [
         ({"party": "bakery"}, DisagreementError, "bakery", "bank, shop"),
         ({"party": "lender"}, DisagreementError, "lender", "bank, shop"),
-        ({"version": "9.9"}, DisagreementError, "vfl 9.9 there", f"vfl {VERSION}, as here"),
+        (
+            {"version": "9.9"},
+            DisagreementError,
+            "vfl 9.9 at the other party",
+            f"vfl {VERSION}, as at this party",
+        ),
         (
             {"rows": 199},
             MisalignedError,
@@ -68,7 +73,7 @@ def test_an_introduction_of_another_form_and_version_names_the_version(said):
     content = said.model_dump() | {"version": "9.9", "more": 1}
     with pytest.raises(DisagreementError, match="another version") as caught:
         Introduction.parse(content)
-    assert caught.value.got == "vfl 9.9 there"
+    assert caught.value.got == "vfl 9.9 at the other party"
 
 
 def test_an_introduction_fits_its_greeting(data):

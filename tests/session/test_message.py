@@ -117,7 +117,7 @@ def test_a_message_of_another_form_and_version_names_both_versions(message):
     content["terms"]["version"] = "9.9"
     with pytest.raises(DisagreementError, match="the label party runs another version") as caught:
         SessionMessage.parse(json.dumps(content))
-    assert caught.value.got == "vfl 9.9 there"
+    assert caught.value.got == "vfl 9.9 at the other party"
     assert VERSION in caught.value.want
     assert TOKEN not in str(caught.value)
 

@@ -62,7 +62,7 @@ def test_nobody_is_waited_for_without_end_and_both_are_named(streams):
     links, _ = streams
     for link in links.values():
         link.patience_s = 0.2
-    with pytest.raises(LostPeerError, match="bank, shop sent nothing"):
+    with pytest.raises(LostPeerError, match="none of the parties bank, shop sent a frame"):
         receive_any(links)
 
 

@@ -1,4 +1,4 @@
-"""A feature party: its columns, its bottom model, and its loop through a session."""
+"""A feature party: its inputs, its bottom model, and its loop over the exchanges of a session."""
 
 from __future__ import annotations
 
@@ -41,22 +41,23 @@ class FeatureParty:
         data: aligned rows of the party.
         terms: terms of the session.
         link: network link to the label party.
-        own: private state of the party; its secret also determines the bottom model's initial
-            weights.
-        bottom: model or spec that replaces the bottom model of the terms.
-        weights: trained weights, for evaluation and prediction.
+        own: private state of the party; the initial weights of the bottom model are derived from
+            its secret.
+        bottom: model or spec that replaces the bottom model in the terms.
+        weights: trained weights, for an evaluation or prediction; None for a training.
 
     Raises:
         DataError: the party has no columns.
-        UserError: the device does not exist.
-        SpecError: codec, defense or bottom cannot be built, or does not fit.
-        ExposedCutError: a secure sum would not protect this party's cut.
+        UserError: the device does not exist on this machine.
+        SpecError: the codec, the defense or the bottom model cannot be built, or does not fit the
+            terms.
+        ExposedCutError: the secure mode would not protect this party's cut.
 
     Attributes:
         inputs: inputs of all aligned rows; float32, axes (rows, ...); NaN for rows that this party
             lacks.
-        end: this party's side of each exchange, with its model and optimiser.
-        stopping: early stopping, with the best weights so far.
+        end: this party's endpoint of the exchanges, with its bottom model and its optimiser.
+        stopping: this party's part in early stopping, with the best weights so far.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class FeatureParty:
         self._steps = Optimization(terms.train)
         self._at_branches = RowsAtBranches(terms, data.split.train, name)
         if data.inputs is None:
-            raise DataError(f"party '{name}' has no columns, so it has nothing to send")
+            raise DataError(f"party '{name}' has no columns, so it has no inputs to train on")
         self.inputs, shape = data.inputs, tuple(data.inputs.shape[1:])
         with scoped(own.secret.number("init")):
             if not isinstance(bottom, nn.Module):
@@ -103,7 +104,7 @@ class FeatureParty:
                     agreed, bottom, own, link, build if terms.mode == "train" else None, private
                 )
                 if "bottom" in defense.separate_rows:
-                    whose = f"the bottom of party '{name}'"
+                    whose = f"the bottom model of party '{name}'"
                     require_rows_apart(end.model, end.through_model, [shape], whose)
         self.end: FeatureRound = end
         if weights is not None:
@@ -116,7 +117,10 @@ class FeatureParty:
     def _private(
         self, name: str, terms: Terms, own: Own, shape: tuple[int, ...]
     ) -> Callable[[nn.Module, Forward], PrivateHalf] | None:
-        """Return DP-SGD for this party's model, if the terms have [dp]."""
+        """Return the DP-SGD object for this party's bottom model.
+
+        None if the terms have no [dp].
+        """
         plan = None if self._train is None else PrivacyPlan.of(terms, len(self._train))
         if plan is None:
             return None
@@ -132,31 +136,31 @@ class FeatureParty:
         return self.end.party
 
     def begin(self, exchange: Exchange) -> None:
-        """Save a checkpoint if one is due; then send the message for this exchange."""
+        """Save a checkpoint if one is due; then send this party's cut for the exchange."""
         if self.checkpoints is not None and exchange.saves:
             self.checkpoints.save(exchange.step, self.training_state())
         if exchange.trains and self._steps.changes:
             self._steps.begin(exchange.epoch, exchange.trained)
         inputs, rows = self._rows(exchange)
         if self._held is not None and not len(inputs):
-            return  # this party has none of these rows, and the label party knows this
+            return  # the party has none of the exchange's rows, which the label party knows
         if exchange.trains:
             self.end.send_cut(inputs, exchange.step, rows)
         else:
             self.end.send_query(inputs, exchange.step)
 
     def answer(self, exchange: Exchange) -> None:
-        """Answer messages of other feature parties, if there are any."""
+        """Answer messages of other feature parties, if the secure mode has such messages."""
         self.end.answer(exchange.step)
 
     def finish(self, exchange: Exchange) -> None:
-        """Receive the gradient of a cut, or the receipt for it.
+        """Receive the gradient of a cut, or in a query the confirmation of its receipt.
 
-        With m cuts in flight, this gradient belongs to the cut of m - 1 steps before.
+        With m cuts in flight, this gradient belongs to the cut that was sent m - 1 steps earlier.
 
-        Cut t is therefore always sent right after gradient t - m was applied, whatever the
-        network's delay. No cut is in flight at the end of an epoch's training, or if the party has
-        sent no cut.
+        Cut t is therefore always sent right after the gradient of cut t - m was applied, with any
+        delay of the network. At the end of an epoch's training no cut is in flight; if the party
+        has sent no cut, the method does nothing.
         """
         if exchange.trains:
             sent = self._held is None or len(own_rows(exchange, self._held))
@@ -167,11 +171,11 @@ class FeatureParty:
             self.stopping.obey(self.end.take_receipt(exchange.step), exchange)
 
     def resume(self, step: int, before: Iterable[Exchange]) -> None:
-        """Return to the state before exchange `step`; 0 stands for the state of a new party.
+        """Return to the state before the exchange `step`; with 0, keep the initial state.
 
         Args:
             step: next exchange.
-            before: exchanges whose cuts may have been in flight at that time.
+            before: exchanges whose gradients may not have arrived when the checkpoint was saved.
 
         Raises:
             RunFolderError: the checkpoint does not exist.
@@ -184,37 +188,40 @@ class FeatureParty:
             self.load_training_state(self._ranks.spread(self.training_state()))
 
     def start(self) -> None:
-        """Prepare the training, once and before its first step."""
+        """Prepare the training; called once, before the first step."""
         if self._train is not None:
             train = self._train if self._held is None else self._train[self._held[self._train]]
             self.end.fit(lambda: self._fitted(torch.from_numpy(train)))
 
     def _fitted(self, rows: Tensor) -> Tensor:
-        """Return the inputs of training rows, for defenses that use them before the first step."""
+        """Return inputs of training rows, for defenses that are fitted before training."""
         known = self.inputs.index_select(0, rows)
         return known if self._unaligned is None else torch.cat([known, self._unaligned])
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state from which a training resumes exactly."""
+        """Return the state from which a training resumes with exactly the same results."""
         return self.end.training_state() | {"course": self.stopping.state()}
 
     def load_training_state(
         self, saved: Mapping[str, Any], before: Iterable[Exchange] = ()
     ) -> None:
-        """Restore the result of `training_state`; cuts of the exchanges `before` were in flight."""
+        """Restore a state of `training_state`.
+
+        The gradients of the exchanges `before` were still missing.
+        """
         rows = {exchange.step: exchange for exchange in before}
         self.end.load_training_state(saved, lambda step: self._rows(rows[step]))
         self.stopping.restore(saved["course"])
 
     def run(self, schedule: Iterable[Exchange]) -> None:
-        """Run a session; `stopping.follow` yields a schedule that may stop early."""
+        """Run the exchanges of a session; early stopping may shorten the schedule."""
         for exchange in schedule:
             self.begin(exchange)
             self.answer(exchange)
             self.finish(exchange)
 
     def cut(self, rows: Tensor) -> Tensor:
-        """Return the cuts of rows as a query would send them; axes (rows, width on the wire).
+        """Return the cuts of rows as a query would send them, after the codec; axes (rows, width).
 
         Args:
             rows: positions of the rows among the aligned rows, int64.
@@ -223,16 +230,16 @@ class FeatureParty:
         return torch.cat([self.end.query_cut(self.inputs.index_select(0, one)) for one in parts])
 
     def weights(self) -> dict[str, Tensor]:
-        """Return this party's own weights, which never leave the party."""
+        """Return this party's weights, which never leave the party."""
         codecs = {"codec": self.end.codec} if isinstance(self.end, FeatureEnd) else {}
         return lasting(self.end.state_dict(), codecs)
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 of the weights, the only value about them that is disclosed."""
+        """Return the SHA-256 of the weights; no other value about the weights is disclosed."""
         return weights_digest(self.weights())
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor, np.ndarray]:
-        """Return the inputs of an exchange, and their positions among the aligned rows."""
+        """Return an exchange's inputs, and the positions of its rows among the aligned rows."""
         rows = exchange.rows if self._ranks.alone else self._ranks.share(exchange).rows
         if exchange.trains and self._at_branches.branches is not None:
             self._at_branches.expect(exchange.step, rows)
@@ -242,15 +249,15 @@ class FeatureParty:
 
 
 def bottom_step(data: PartyData, terms: Terms, bottom: str | None) -> Callable[[], None]:
-    """Return a function that runs a trial step of a party's bottom model, for `use_threads`.
+    """Return a function that runs one step of a copy of the bottom model, for `use_threads`.
 
     Args:
         data: aligned rows of the party.
         terms: terms of the session.
-        bottom: spec of the party's own bottom model; None uses the bottom model of the terms.
+        bottom: spec of the party's own bottom model; None uses the bottom model in the terms.
     """
     asked = terms.parties[data.name]
-    assert data.inputs is not None, "a party with a bottom has columns"
+    assert data.inputs is not None, "a party with a bottom model has columns"
     shape = tuple(data.inputs.shape[1:])
 
     def build() -> nn.Module:
@@ -261,9 +268,10 @@ def bottom_step(data: PartyData, terms: Terms, bottom: str | None) -> Callable[[
 
 
 def own_bottom(text: str) -> models.Bottom:
-    """Build a bottom model from the party's own file: a spec, or ``package.module:Class``.
+    """Build the bottom model that a party's own file names: a spec, or ``package.module:Class``.
 
-    Only the party's own file may name code to import; the terms of a session cannot.
+    Only the party's own file may name code to import; the terms, which another party chooses, may
+    not.
     """
     is_path = ":" in text and "=" not in text
     return models.bring(text) if is_path else models.make_bottom(text)

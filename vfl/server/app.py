@@ -1,4 +1,4 @@
-"""The label party's Flower app: one call of `flwr run` is one session."""
+"""The label party's Flower app: each call of `flwr run` runs one session."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def server_app(folder: Path) -> ServerApp:
     """Return the ServerApp of a project.
 
     Args:
-        folder: folder of the bundled ``experiment.toml``.
+        folder: folder of the app bundle, which contains ``experiment.toml``.
 
     The SuperLink's environment variable VFL_PARTY_FILE names the label party's own file, so that a
     Flower run contains no path of the label party.
@@ -62,7 +62,7 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
         named(added.plays)(grid, experiment, party, overrides, run)
         return
     told: Sequence[str] = ()
-    if mode in ("evaluate", "predict"):  # these modes have no separate settings
+    if mode in ("evaluate", "predict"):  # these modes of a session have no separate settings
         told, overrides = overrides, []
     today = experiment = read_experiment(folder / "experiment.toml", overrides)
     if config["resume"] or mode not in ("train", "align"):
@@ -87,7 +87,7 @@ def play(grid: Grid, folder: Path, config: Mapping[str, Any]) -> None:
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """Raise only vfl's own errors from the block, without causes, because Flower logs causes."""
+    """From the `with` block, raise only errors of vfl without causes: Flower logs causes."""
     try:
         yield
     except VFLError as error:
@@ -97,12 +97,12 @@ def without_data() -> Iterator[None]:
         raise PeerFailedError(
             "the label party's app failed unexpectedly",
             got=type(bug).__name__,
-            fix="the lines above this one in its log show the place",
+            fix="the lines above this line in its log show where the error occurred",
         ) from None
 
 
 def _as_trained(experiment: Experiment, run: Path) -> Experiment:
-    """Return the settings of a run's training, with the current addresses and time limits."""
+    """Return the settings of a run's training, with today's addresses and time limits."""
     trained = RunFolder.open(run).experiment()
     return trained.model_copy(update={"federation": experiment.federation})
 
@@ -111,8 +111,8 @@ def _own_file(named: str) -> Path:
     path = named or os.environ.get(PARTY_FILE_VARIABLE, "")
     if not path:
         raise ConfigError(
-            "the environment does not name the label party's own file",
-            want=f"{PARTY_FILE_VARIABLE} in the environment of the SuperLink",
-            fix="start it with: vfl up PROJECT",
+            "the environment variables do not name the label party's own file",
+            want=f"{PARTY_FILE_VARIABLE} in the environment of the SuperLink process",
+            fix="start the SuperLink with: vfl up PROJECT",
         )
     return Path(path)

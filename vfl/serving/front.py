@@ -1,4 +1,4 @@
-"""HTTP at the label party: routes, authentication, limits, and the server's thread."""
+"""HTTP server of a label party's service: routes, authentication, limits, and its thread."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ try:
         read_body,
         replayed,
     )
-except ImportError as absence:  # currently also installed as dependencies of Flower
+except ImportError as absence:  # these packages are at present also dependencies of Flower
     raise MissingPackageError(
         "serving needs packages that are not installed",
         got=str(absence.name),
@@ -77,12 +77,13 @@ except ImportError as absence:  # currently also installed as dependencies of Fl
     ) from None
 
 _TOKEN_FILE, SETTINGS_FILE = "serve.token", "serve.json"
-#: Settings with the path of a file; in a party's own file, such a path is relative to that file.
+#: Settings that contain the path of a file; in a party's own file, a relative path is relative to
+#: the folder of that file.
 _FILES = frozenset({"token", "certificate", "key", "client_ca"})
-#: Paths that need no token, because they disclose no data of parties or clients.
+#: URL paths that need no token, because their responses disclose no data of parties or clients.
 _OPEN = ("/", "/health", "/ready", inference.LIVE, inference.READY)
-#: Limits on requests from a source without a token: enough for health checks, the page, and a few
-#: wrong tokens.
+#: Limits for requests of a source without a valid token: enough for health checks, the page, and a
+#: few wrong tokens.
 _STRANGERS = FrontLimits(per_second=20.0, burst=20.0)
 PREDICT = "/predict"
 
@@ -91,31 +92,32 @@ class LeadSettings(ServeSettings):
     """Settings of the leading label party's service.
 
     Attributes:
-        tasks: additional label parties that answer their own clients at the same time, each at the
-            address in its own file; if one process runs all parties, the single label party that
-            answers in place of the leading one.
+        tasks: further label parties that answer their own clients at the same time, each at the
+            address in its own file; if one process runs all parties, the only label party that
+            answers, instead of the leading one.
     """
 
     tasks: tuple[str, ...] = ()
 
 
 def _whole(number: float) -> float | int:
-    """Convert a whole number in any JSON form, such as 15775678.0, to an integer."""
+    """Convert a number without a fraction, such as 15775678.0 in JSON, to an integer."""
     return int(number) if number.is_integer() else number
 
 
-#: Type of an id: a text, or a number, as an alignment reads ids in a table.
+#: Type of an id: a text or a number, as alignments read ids from a table.
 _Id = str | int | Annotated[float, Field(allow_inf_nan=False), AfterValidator(_whole)]
 
 
 class Asked(BaseModel):
-    """The body of `POST /predict`.
+    """The JSON body of `POST /predict`.
 
     Attributes:
-        ids: ids of rows in the label party's own table.
-        columns: the label party's own columns for these rows, by name, which replace the values in
-            its table.
-        explain: whether the answer should contain each party's contribution for the first row.
+        ids: ids of the rows to predict, as in the label party's own table.
+        columns: values of the label party's columns for these rows, by column name; they replace
+            the values in the label party's table.
+        explain: whether the client requests each party's contribution to the answer for the first
+            row.
     """
 
     model_config = ConfigDict(strict=True)
@@ -126,21 +128,22 @@ class Asked(BaseModel):
 
 
 class Guard:
-    """ASGI middleware that checks token, request rate and size before a request is parsed.
+    """ASGI middleware that checks token, request rate and body size before a request is parsed.
 
-    A request with a token counts against the token's limits. Any other request counts against its
-    source's limits, which are low, so that strangers cannot take capacity from clients. A client
-    with an expired token is still recognised; it has the same low limits, but its source is not
-    locked out.
+    A request with a token is counted by the limits of this token. Any other request is counted by
+    the limits of its source (IP address), which are low, so that unauthenticated clients cannot use
+    up the capacity for other clients. A client whose token has expired is still recognised: the low
+    limits apply to it, but its source is not blocked for other clients.
 
     Args:
-        app: application that handles all requests except queries about rows.
-        questions: object that answers queries about rows directly; the routing of `app` would take
-            as long as the model.
-        clients: authorised clients, which send their tokens as `Authorization: Bearer TOKEN`.
+        app: application that handles all requests except queries of rows.
+        questions: object that answers queries of rows directly, because the routing in `app` would
+            take as long as the model.
+        clients: the authorised clients, which send their tokens in the header `Authorization:
+            Bearer TOKEN`.
         settings: limits of the service.
-        figures: counters, for example of refused requests.
-        front: rules for sources without a valid token.
+        figures: counters of the service, for example of refused requests.
+        front: rate limiter for sources without a valid token.
     """
 
     def __init__(
@@ -177,9 +180,9 @@ class Guard:
             try:
                 body = await read_body(receive, most, self._settings.timeout_s, scope)
             except LargeBodyError:
-                refusal = _refused("the body is too large", 413, "size")
+                refusal = _refused("the body of the request is too large", 413, "size")
             except TimeoutError:
-                refusal = _refused("the body did not arrive in time", 408, "slow")
+                refusal = _refused("the body of the request did not arrive in time", 408, "slow")
         if body is None:
             return
         if refusal is not None:
@@ -223,11 +226,11 @@ class Guard:
                 self._figures.add("expired_requests", client=client.name)
                 return _refused("the token has expired", 401, "expired")
         if not announces_at_most(scope, most):
-            return _refused("the body is too large", 413, "size")
+            return _refused("the body of the request is too large", 413, "size")
         return None
 
     def _source(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
-        """Return the source of a request: the caller, or the client that a trusted proxy names."""
+        """Return a request's source: the caller's address, or the one a trusted proxy states."""
         client = scope["client"][0] if scope.get("client") else ""
         if not self._front.trusts(client):
             return client
@@ -239,11 +242,11 @@ class Guard:
 
 
 class Rows:
-    """Rows that clients can query: positions of ids, and the encoding of own columns.
+    """Rows that clients can query: their positions by id, and the encoding of inputs.
 
     Args:
-        data: the label party's data; an id may have any spelling that `data.id_rules` normalises to
-            the same text.
+        data: the label party's data; a client may use any spelling of an id that `data.id_rules`
+            normalises to the same text as the table's id.
     """
 
     def __init__(self, data: PartyData) -> None:
@@ -252,7 +255,8 @@ class Rows:
         self._at = dict(zip(ids, rows.tolist(), strict=True))
         self._id_rules, self._alike = data.id_rules, self._at
         keys = _alike(ids, data.id_rules)
-        # two ids of an unaligned table may become equal; then neither can be queried in this form
+        # without an alignment, two ids of the table may be normalised to the same text, which then
+        # identifies no row
         if keys != ids:
             counts = Counter(keys)
             pairs = zip(keys, rows.tolist(), strict=True)
@@ -263,11 +267,11 @@ class Rows:
         return len(self._at)
 
     def positions(self, ids: Sequence[str | float]) -> list[int] | None:
-        """Return the positions of ids; None if some id is unknown."""
+        """Return the positions of the rows with these ids; None if one of the ids is unknown."""
         texts = [str(each) for each in ids]
         try:
             return [self._at[each] for each in texts]
-        except KeyError:  # no exact match; the id may be in a different spelling
+        except KeyError:  # no id is spelled exactly so; another spelling may be in the table
             pass
         try:
             alike = _alike(id_texts(pd.Series(ids, dtype=object)), self._id_rules)
@@ -277,39 +281,42 @@ class Rows:
             return None
 
     def inputs(self, columns: dict[str, list[Any]], rows: int) -> Tensor | None:
-        """Encode the label party's columns of a request; return None if the columns do not fit."""
+        """Encode the label party's columns in a request.
+
+        Return None if they do not fit the model.
+        """
         if self._encoder is None or set(columns) != set(self._encoder.names):
             return None
         if any(len(cells) != rows for cells in columns.values()):
             return None
         try:
             return torch.from_numpy(self._encoder.transform(pd.DataFrame(columns)))
-        # the error's text may quote a cell
+        # the error is not passed on, because its text may quote a value
         except (VFLError, ValueError, TypeError, OverflowError):
             return None
 
     @property
     def columns(self) -> list[str]:
-        """Names of the label party's own columns."""
+        """Names of the label party's columns."""
         return [] if self._encoder is None else [str(name) for name in self._encoder.names]
 
 
 def _alike(ids: list[str] | np.ndarray, rules: str) -> list[str]:
-    """Return ids after the normalisation rules of an alignment."""
+    """Return the ids as the normalisation rules of an alignment change them."""
     return [key.decode() for key in normalise(np.array(ids, dtype=object), rules)]
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """The run that is served.
+    """The run that a service serves, as a model.
 
     Attributes:
-        version: name of the run.
-        rows: rows that can be queried.
-        classes: names of the classes; None for a regression.
-        parties: names of all parties, the label party last; answers may state which parties were
-            missing, and their contributions.
-        decimals: number of decimals of probabilities; None does not round.
+        version: name of the served run.
+        rows: rows that clients can query.
+        classes: names of the label's classes; None for a regression.
+        parties: names of all parties, the label party last; an answer may name missing parties, and
+            state each party's contribution.
+        decimals: number of decimals to which probabilities are rounded; None does not round.
     """
 
     version: str
@@ -324,7 +331,7 @@ class Model:
         return self.parties[-1]
 
     def as_json(self, outputs: Tensor) -> list[str | None]:
-        """See `Served.as_json`; scores are as in `vfl predict`; regressions are not rounded."""
+        """See `Served.as_json`; probabilities are rounded, the numbers of a regression are not."""
         if self._class_texts is None:
             numbers = outputs[:, 0].tolist()
             return [f'{{"prediction":{one}}}' if math.isfinite(one) else None for one in numbers]
@@ -332,11 +339,14 @@ class Model:
 
     @cached_property
     def _class_texts(self) -> list[str] | None:
-        """Names of the classes as JSON texts."""
+        """Names of the classes, each encoded as JSON."""
         return None if self.classes is None else [*map(_ENCODER.encode, self.classes)]
 
     def _scored(self, shares: list[float]) -> str | None:
-        """Return one row's answer from its probabilities; None if a probability is NaN."""
+        """Return the answer for a row from its probabilities.
+
+        None if a probability is not finite.
+        """
         if not math.isfinite(sum(shares)) or self._class_texts is None:
             return None
         prediction = self._class_texts[shares.index(max(shares))]
@@ -345,21 +355,21 @@ class Model:
 
     @cached_property
     def head(self) -> str:
-        """First part of every answer."""
+        """First part of every answer, as JSON."""
         return f'{{"version":{json.dumps(self.version)},"predictions":['
 
     def answer_bytes(self, rows: int, explain: bool) -> int:
-        """Return the fixed length of an answer with this many rows; spaces pad shorter answers.
+        """Return the length in bytes of every answer with this many rows.
 
-        TLS encrypts an answer but reveals the answer's length, which otherwise would depend on the
-        name of the class and on the digits of its probability.
+        Shorter answers are padded with spaces. TLS encrypts an answer, but not its length, which
+        would otherwise depend on the class name and on the digits of the probabilities.
         """
         fixed, explained, each = self._most_bytes
         return fixed + rows * each + (explained if explain else 0)
 
     @cached_property
     def _most_bytes(self) -> tuple[int, int, int]:
-        """Return the largest sizes of an answer's common part, of contributions, and of one row."""
+        """Return the largest bytes of an answer's common part, of contributions, and of a row."""
         numbers = [_LONGEST_NUMBER] * (1 if self.classes is None else len(self.classes))
         whole = {"version": self.version, "predictions": [], "milliseconds": _LONGEST_NUMBER}
         row: dict[str, Any] = {"prediction": _LONGEST_NUMBER, "missing": self.parties}
@@ -376,37 +386,37 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def _json_bytes(content: Any) -> int:
-    """Return the size of JSON with spaces after its separators, in bytes."""
+    """Return the size in bytes of content as JSON with spaces after separators."""
     return len(json.dumps(content, ensure_ascii=False).encode())
 
 
 class _Predictions(Response):
-    """An HTTP response with predictions; it is built faster than the general class `Response`.
+    """An HTTP response with predictions, which is built faster than by the base class `Response`.
 
     Args:
         answered: JSON.
-        most: size in bytes up to which the answer is padded by spaces.
-        binary: binary tensors that follow the JSON and its padding.
+        most: size in bytes to which the body is padded with spaces.
+        binary: bytes of binary tensors that follow the JSON and its padding.
     """
 
     _JSON = (b"content-type", b"application/json")
     _BINARY = (b"content-type", b"application/octet-stream")
 
     def __init__(self, answered: bytes, most: int, binary: bytes = b"") -> None:
-        assert len(answered) + len(binary) <= most, "a field of an answer is not counted"
+        assert len(answered) + len(binary) <= most, "the answer is not longer than its largest size"
         body = answered.ljust(most - len(binary)) + binary
         self.status_code, self.body, self.background = 200, body, None
         self.raw_headers = [(b"content-length", b"%d" % most), self._JSON]
-        if binary:  # the number of digits must not disclose anything either
+        if binary:  # pad this number with zeros, so that its length discloses nothing, either
             digits = b"%0*d" % (len(str(most)), most - len(binary))
             self.raw_headers[1:] = [self._BINARY, (inference.JSON_BYTES, digits)]
 
 
 def application(desk: Desk, settings: ServeSettings) -> FastAPI:
-    """Build the routes of the service; `Questions` answers queries about rows.
+    """Build the application with all routes except queries of rows, which `Questions` answers.
 
     Args:
-        desk: object that knows the service which answers now, with its `Model`.
+        desk: object that holds the service which answers at present, with its `Model`.
         settings: limits of the service.
     """
     app = FastAPI(title="vfl", version=VERSION, docs_url=None, redoc_url=None)
@@ -414,19 +424,19 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
 
     @app.get("/", response_class=HTMLResponse)
     async def index() -> HTMLResponse:
-        """Return an HTML page for people."""
+        """Return an HTML page for a person in a browser."""
         policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
         policy += "connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'"
         return HTMLResponse(page, headers={"Content-Security-Policy": policy})
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Return that the process is alive."""
+        """Return a constant answer, which shows that the process runs."""
         return {"status": "alive"}
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        """Return whether rows can be answered, or else which parties are missing."""
+        """Return whether the service can answer rows, and if not, which parties are missing."""
         service = desk.now
         missing = service.missing
         body: dict[str, Any] = {"ready": missing is None}
@@ -436,12 +446,12 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Return metrics for Prometheus."""
+        """Return the service's metrics in Prometheus's text format."""
         return Response(generate_latest(desk.now), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @app.get("/model")
     async def model() -> JSONResponse:
-        """Return a description of the model: run, classes, parties, own columns."""
+        """Return a description of the model: run, classes, parties, and columns."""
         service = desk.now
         try:
             now = _shown(service)
@@ -462,8 +472,8 @@ def application(desk: Desk, settings: ServeSettings) -> FastAPI:
 
     @app.post(PREDICT, openapi_extra=_body_of(Asked))
     async def predict() -> None:
-        """Return scores of rows, in the order of their ids."""
-        raise AssertionError("a guard in front answers this route, because it knows the client")
+        """Return predictions for rows, in the order of the ids in the request."""
+        raise AssertionError("`Guard` answers this route, because it knows the client")
 
     _add_open_inference(app, desk)
     return app
@@ -484,19 +494,19 @@ def _add_open_inference(app: FastAPI, desk: Desk) -> None:
 
     @app.get(inference.LIVE)
     async def live() -> dict[str, bool]:
-        """Return that the process is alive."""
+        """Return a constant answer, which shows that the process runs."""
         return {"live": True}
 
     @app.get(inference.READY)
     async def server_ready() -> JSONResponse:
-        """Return whether rows can be answered."""
+        """Return whether the service can answer rows."""
         here = desk.now.missing is None
         return JSONResponse({"live": True, "ready": here}, 200 if here else 503)
 
     @app.get("/v2/models/{name}/ready")
     @app.get("/v2/models/{name}/versions/{version}/ready")
     async def model_ready(name: str, version: str | None = None) -> JSONResponse:
-        """Return whether rows can be answered with this model."""
+        """Return whether the service can answer rows with the model in the path."""
         try:
             _require_model(_shown(desk.now), name, version)
         except (_RefusedQuestion, Unavailable):
@@ -507,7 +517,7 @@ def _add_open_inference(app: FastAPI, desk: Desk) -> None:
     @app.get("/v2/models/{name}")
     @app.get("/v2/models/{name}/versions/{version}")
     async def model_metadata(name: str, version: str | None = None) -> Response:
-        """Return the model's inputs and outputs."""
+        """Return names and shapes of the model's inputs and outputs."""
         try:
             now = _shown(desk.now)
             _require_model(now, name, version)
@@ -523,12 +533,12 @@ def _add_open_inference(app: FastAPI, desk: Desk) -> None:
     @app.post("/v2/models/{name}/infer", openapi_extra=form)
     @app.post("/v2/models/{name}/versions/{version}/infer", openapi_extra=form)
     async def infer(name: str, version: str | None = None) -> None:
-        """Return scores of rows as tensors, in the order of their ids."""
-        raise AssertionError("a guard in front answers this route, because it knows the client")
+        """Return predictions for rows as tensors, in the order of the ids in the request."""
+        raise AssertionError("`Guard` answers this route, because it knows the client")
 
 
 class _RefusedQuestion(Exception):
-    """Error for a query that gets no answer; the attribute `response` states the reason."""
+    """Error: a query of rows gets no answer; the attribute `response` contains the reason."""
 
     def __init__(self, response: Response) -> None:
         super().__init__()
@@ -536,10 +546,10 @@ class _RefusedQuestion(Exception):
 
 
 def _shown(service: Service) -> Model:
-    """Return the model that is served now.
+    """Return the model that a service serves at present.
 
     Raises:
-        Unavailable: no model is served yet.
+        Unavailable: the service serves no model yet.
     """
     if not isinstance(service.model, Model):
         raise Unavailable(service.owner, "it is starting")
@@ -547,24 +557,28 @@ def _shown(service: Service) -> Model:
 
 
 def _require_model(now: Model, name: str, version: str | None) -> None:
-    """Raise an error if a request is for another model, or for another run of the model.
+    """Refuse a request that names a different model, or a different run of this model.
 
     Raises:
-        _RefusedQuestion: the request names another model or another run.
+        _RefusedQuestion: the request names a different model or run.
     """
     if name != now.owner:
-        raise _RefusedQuestion(_refused(f"the model here is '{now.owner}'", 404, "model"))
+        raise _RefusedQuestion(
+            _refused(f"the name of the model here is '{now.owner}'", 404, "model")
+        )
     if version not in (None, now.version):
-        raise _RefusedQuestion(_refused(f"the version here is '{now.version}'", 404, "version"))
+        raise _RefusedQuestion(
+            _refused(f"the version of the model here is '{now.version}'", 404, "version")
+        )
 
 
 class Questions:
-    """Answers clients' queries about rows.
+    """Answers clients' queries of rows.
 
     Args:
-        desk: object that knows the service which answers now, with its `Model`.
+        desk: object that holds the service which answers at present, with its `Model`.
         settings: limits of the service.
-        budgets: counts of the rows and requests that clients may still query.
+        budgets: counts of the rows and requests that clients have queried, for their daily budgets.
     """
 
     def __init__(self, desk: Desk, settings: ServeSettings, budgets: Budgets) -> None:
@@ -573,7 +587,7 @@ class Questions:
     async def answer(
         self, path: str, body: bytes, client: Caller, headers: Mapping[bytes, bytes]
     ) -> Response:
-        """Answer `POST /predict`, or an inference request of the Open Inference Protocol."""
+        """Answer `POST /predict`, or an inference request (Open Inference Protocol)."""
         by_protocol, service = inference.INFER.fullmatch(path), self._desk.now
         try:
             now = _shown(service)
@@ -597,7 +611,7 @@ class Questions:
         started = time.perf_counter()
         try:
             asked = Asked.model_validate_json(body)
-        except ValidationError:  # the error's text quotes the request
+        except ValidationError:  # the error is not passed on, because its text quotes the request
             raise _RefusedQuestion(_ill_formed(_FORM)) from None
         result = await self._result(asked, client, service, now)
         more = f'"milliseconds":{1000 * (time.perf_counter() - started):.3f}'
@@ -607,7 +621,7 @@ class Questions:
                 for name, value in result.contributions.items()
             }
             more += f',"contributions":{json.dumps(shares)}'
-        # The rows are JSON texts already, because a batch encodes its rows once for all of its
+        # Each row is already encoded as JSON, because a batch encodes its rows once for all of its
         # clients.
         answered = f"{now.head}{','.join(result.rows)}],{more}}}".encode()
         most = now.answer_bytes(len(asked.ids), asked.explain)
@@ -624,21 +638,23 @@ class Questions:
         about, told = (now.owner, now.version, now.classes), headers.get(inference.JSON_BYTES)
         json_bytes = None if told is None else whole_number(told, len(body))
         if told is not None and json_bytes is None:
-            raise _RefusedQuestion(_ill_formed("the body has fewer bytes of JSON than announced"))
+            raise _RefusedQuestion(
+                _ill_formed("the body contains fewer bytes of JSON than its header announces")
+            )
         try:
             request = inference.InferenceRequest.read(body, json_bytes)
             most = inference.empty_bytes(request, *about)
             asked = Asked.model_validate(request.question())
         except inference.FormError as mistake:
             raise _RefusedQuestion(_ill_formed(str(mistake))) from None
-        except ValidationError:  # the error's text quotes the request
-            raise _RefusedQuestion(_ill_formed("ids must be texts or whole numbers")) from None
+        except ValidationError:  # the error is not passed on, because its text quotes the request
+            raise _RefusedQuestion(_ill_formed("the ids must be texts or whole numbers")) from None
         result = await self._result(asked, client, service, now)
         rows = [json.loads(row) for row in result.rows]
         whole, binary = inference.response(request, *about, rows)
         answered = json.dumps(whole, ensure_ascii=False)
-        # In this protocol a remark is a JSON text inside a JSON text, in which each character may
-        # take two bytes.
+        # In this protocol, a remark is a JSON text within a JSON text, in which each character may
+        # need two bytes.
         most += now.answer_bytes(len(rows), False) + 2 * len(rows) * (service.remark_bytes + 2)
         return _Predictions(answered.encode(), most, binary)
 
@@ -646,28 +662,33 @@ class Questions:
         """Return the answers for the rows of a query.
 
         Raises:
-            _RefusedQuestion: the query exceeds the limits or the client's budget, or its rows or
-                columns do not exist in the model.
+            _RefusedQuestion: the query exceeds the service's limits or the client's budget, or
+                names rows or columns that the model does not have.
             Unavailable: see `Service.predict`.
         """
         settings = self._settings
         if len(asked.ids) > settings.max_ids:
             raise _RefusedQuestion(_refused(f"more than {settings.max_ids} ids", 413, "size"))
         if asked.explain and not settings.explain:
-            what = "this service does not disclose contributions (vfl serve --explain does)"
+            what = (
+                "this service does not disclose contributions (start it with vfl serve --explain)"
+            )
             raise _RefusedQuestion(_refused(what, 403, "explain"))
         found = now.rows.positions(asked.ids)
         if found is None:
-            raise _RefusedQuestion(_refused("an id is not known here", 404, "id"))
+            raise _RefusedQuestion(_refused("this service does not know one of the ids", 404, "id"))
         inputs = None
         if asked.columns is not None:
             inputs = now.rows.inputs(asked.columns, len(asked.ids))
             if inputs is None or len(set(found)) < len(found):
-                what = "the columns are not those of the label party's model, or an id occurs twice"
+                what = (
+                    "the columns are not the columns of the label party's model, or an id occurs "
+                    "twice"
+                )
                 raise _RefusedQuestion(_ill_formed(what))
         if (spent := self._budgets.take(client, len(found))) is not None:
             most = self._budgets.most(client)[COUNTED.index(spent)]
-            what = f"more than {most} {spent} of this token in a day"
+            what = f"the daily budget of this token, {most} {spent}, is used up"
             raise _RefusedQuestion(_refused(what, 429, spent, self._budgets.resets_in_s))
         try:
             return await service.predict(now, found, inputs, asked.explain)
@@ -676,9 +697,9 @@ class Questions:
             raise
 
 
-#: Machine-readable codes for the reasons of `Unavailable`.
+#: Codes for programs, by the HTTP status of `Unavailable`.
 _CODES = {403: "consent", 429: "party", 503: "away"}
-_FORM = "the body is not {ids: [...], columns?: {...}, explain?: bool}"
+_FORM = "the body of the request is not {ids: [...], columns?: {...}, explain?: bool}"
 
 
 def _ill_formed(why: str) -> JSONResponse:
@@ -700,49 +721,51 @@ def _limit(setting: int | Literal["off"]) -> int | None:
 
 @dataclass(slots=True)
 class Desk:
-    """Holds the service that gets new queries; it is changed only on the event loop.
+    """Holds the service that receives new queries; only the event loop may change the object.
 
     Attributes:
-        now: the service that gets new queries; earlier queries are answered by an earlier service.
+        now: the service that receives new queries; an earlier service still answers the queries
+            that it has received.
     """
 
     now: Service
 
     def take_over(self, service: Service) -> None:
-        """Direct new queries to another service from now on."""
+        """From now on, pass new queries to another service."""
         before, self.now = self.now, service
         if before is not service:
             before.retire()
 
 
 class _Server(HttpServer):
-    """HTTP server; the services of one group run on its event loop."""
+    """HTTP server, on whose event loop all services of one front run."""
 
     def __init__(self, config: uvicorn.Config, desk: Desk, front: Front) -> None:
         super().__init__(config, front)
         self._desk = desk
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Prepare the current service before the server accepts connections."""
+        """Pass the event loop to the current service before the server accepts connections."""
         self._desk.now.loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
 
 class HttpFront(ServingFront):
-    """A service with its own address and HTTP server.
+    """A label party's service with its own network address and HTTP server.
 
     Args:
         owner: name of the label party that owns the service.
         settings: settings of the service.
-        folder: folder of the run that is served first. Its `serving.json` contains the address, its
-            `serving.stop` ends the service, and its `serving.next` names the next run.
-        ended: function that is called at intervals, and returns whether the service should end.
-        clients: folder with the list of clients and their counts; None uses `folder`.
+        folder: folder of the run with which the service starts. In this folder, `serving.json`
+            contains the service's address, `serving.stop` ends the service, and `serving.next`
+            names the next run.
+        ended: function that the service calls repeatedly; it returns whether the service must end.
+        clients: folder that contains the list of clients and their counts; None uses `folder`.
 
     Raises:
-        RunFolderError: the list of clients or their counts are damaged.
-        UserError: the service cannot listen at the address, or the address is open to other
-            machines without TLS.
+        RunFolderError: the list of clients or the file of their counts is damaged.
+        UserError: the service cannot listen at the address, or other machines could reach it
+            without TLS.
     """
 
     def __init__(
@@ -793,12 +816,15 @@ class HttpFront(ServingFront):
         self._server.start(listening, "vfl-http")
         scheme = "http" if settings.certificate is None else "https"
         self.address = f"{scheme}://{Address(settings.host, self.port)}"
-        self.welcome = f"listens at {self.address}; clients show {shown}"
+        self.welcome = f"listens at {self.address}; clients must send {shown}"
         self._tell()
 
     @classmethod
     def open_lead(cls, party: PartyFile, run: str) -> HttpFront:
-        """See `ServingFront.open_lead`; settings come from the party's file and `vfl serve`."""
+        """See `ServingFront.open_lead`.
+
+        The settings are those of the party's file and of `vfl serve`.
+        """
         folder = party.run_path(run)
         path, options = folder / SETTINGS_FILE, dict[str, Any]()
         if path.exists():
@@ -814,7 +840,10 @@ class HttpFront(ServingFront):
 
     @classmethod
     def open_task(cls, party: PartyFile, folder: Path, ended: Callable[[], bool]) -> HttpFront:
-        """See `ServingFront.open_task`; settings come from [serve] in the party's own file."""
+        """See `ServingFront.open_task`.
+
+        The settings are those of [serve] in the party's own file.
+        """
         kept = party.store_path / FOLDER
         return cls(party.party, settings_of(party, {}), folder, ended, kept)
 
@@ -826,7 +855,7 @@ class HttpFront(ServingFront):
         classes: Classes | None,
         drift: Drift,
     ) -> None:
-        """Set the model that the next session serves; see `Model`."""
+        """Set the model for the next session; see `Model`."""
         self._run = version
         names = (*parties, self.service.owner)
         self.service.show(
@@ -843,20 +872,21 @@ class HttpFront(ServingFront):
 
     @property
     def was_ready(self) -> bool:
-        """Return whether the current model has been able to answer at least once."""
+        """Return whether the service of the current run has been able to answer at least once."""
         return self.service.was_ready
 
     def successor(self) -> HttpFront:
         """See `ServingFront.successor`."""
         following = copy(self)
-        # Meanwhile the current run answers.
+        # Until the following run can answer, the current run answers.
         following.service = self._make(opened=following._opened, waits=False)
         following.service.loop = self.service.loop
         return following
 
     def play(self, serving: ServingParty) -> None:
         """See `Service.play`."""
-        if self._desk.now is self.service:  # no other run answers, so requests wait for this run
+        # no other run answers meanwhile, so requests wait for this run
+        if self._desk.now is self.service:
             self._tell_run()
         self.service.play(serving)
 
@@ -872,14 +902,17 @@ class HttpFront(ServingFront):
             self._tell(run=now, refused={"run": run, "at": time.time(), **error.record()})
 
     def _opened(self, service: Service) -> None:
-        """Start answering with this run; `vfl promote` waits until the file names this run."""
+        """Answer with this run from now on.
+
+        `vfl promote` waits until the file `serving.json` names this run.
+        """
         self._desk.take_over(service)
         self._tell_run()
 
     def _tell_run(self) -> None:
         stored = running_service(self._state.parent)
         if stored is None or stored.run != self._run:
-            with suppress(StorageError):  # a full disk must not prevent answers
+            with suppress(StorageError):  # if the disk is full, the service must still answer
                 self._tell(run=self._run)
 
     def _tell(self, **more: Any) -> None:
@@ -911,7 +944,8 @@ def _listening(settings: ServeSettings) -> socket.socket:
     except UserError as refused:
         refused.what = "cannot listen for clients"
         refused.fix = (
-            "choose another port (--port, or port in the [serve] of a party's own file), or 0"
+            "choose another port (option --port, or port in [serve] of a party's own file), or 0 "
+            "for any free port"
         )
         raise
 
@@ -921,11 +955,12 @@ def settings_of(party: PartyFile | None, options: Mapping[str, Any]) -> LeadSett
 
     Args:
         party: the party's own file; None if one process runs every party.
-        options: options given to `vfl serve`.
+        options: options that the user gave to `vfl serve`.
 
     Raises:
         ConfigError: a value is out of range.
-        UserError: a certificate has no key, or clients' certificates are required without TLS.
+        UserError: a certificate is given without its key, or clients' certificates are required
+            without TLS.
     """
     said = dict[str, Any]()
     if party is not None and party.serve is not None:
@@ -935,12 +970,15 @@ def settings_of(party: PartyFile | None, options: Mapping[str, Any]) -> LeadSett
                 said[each] = str(party.beside(said[each]))
     settings = check(said | dict(options), LeadSettings, "the options of vfl serve, or [serve]")
     if (settings.certificate is None) is not (settings.key is None):
-        raise UserError("certificate and key of the service belong together")
+        raise UserError("the service needs both a certificate and its key, or neither")
     if settings.client_ca is not None and settings.certificate is None:
-        raise UserError("clients' certificates need a certificate and key of the service")
+        raise UserError(
+            "if clients' certificates are required, the service needs a certificate and key of its "
+            "own"
+        )
     return settings
 
 
 def settings_file(folder: Path, settings: ServeSettings) -> None:
-    """Store settings in a file, for the process that serves."""
+    """Store the settings in a file, which the process of the service reads."""
     write_json(folder / SETTINGS_FILE, json.loads(settings.model_dump_json(exclude_unset=True)))

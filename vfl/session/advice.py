@@ -1,9 +1,9 @@
 """Advice for training over a slow network link: larger batches, or more cuts in flight.
 
-If each exchange waits for the previous one, it takes one round trip, plus both parties' compute
-time, plus the transfer time in each direction. With m cuts in flight (sent before the earlier
-gradients arrive), an exchange takes 1/m of that time on average, until the processors or the link
-are busy all the time.
+An exchange that waits for the previous one takes a round trip, the compute time of both parties,
+and the transfer time in each direction. With m cuts in flight (sent before the earlier gradients
+arrive), an exchange takes 1/m of that time on average, until the processors or the link are busy
+all the time.
 
 Measured on MNIST, divided into halves of each image, with a delay of 40 ms: batches of 256 to 1024
 rows train as fast as five cuts in flight, and their gradients are not stale. Adam's learning rate

@@ -1,4 +1,4 @@
-"""Progress of a session: counts, rates and times, reported each second, without row data."""
+"""Progress of a session: counts, rates and times, reported once a second, without data of rows."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from vfl.session.schedule import QUERY_ROWS, Exchange, watched
 from vfl.session.terms import Terms
 
 _EVERY_S = 1.0
-_WINDOW = 30  # number of reports from which a rate is computed
+_WINDOW = 30  # number of recent reports from which a rate is computed
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """Progress of a session at one moment.
+    """Progress of a session at one point in time.
 
     Attributes:
         mode: train, evaluate, predict, serve or align.
-        waits_for: parties that have not attached; until all parties have attached, the other fields
-            are unknown.
-        epoch, epochs: current epoch and last epoch of a training; 0 in other modes.
-        done, total: number of completed exchanges, and number of planned exchanges; after an early
-            stop, `done` stays below `total`. In an alignment, `done` counts bytes, and there is no
-            total, because a total would disclose how many ids the other parties have.
-        per_second: exchanges per second, or bytes per second of an alignment.
-        rows_per_second: rows of the label party that are processed per second.
-        left_s: estimated remaining time; None while it is unknown.
+        waits_for: parties that have not connected yet; the other fields are unknown until all
+            parties have connected.
+        epoch, epochs: number of the current epoch, and number of epochs of the training; 0 in other
+            modes.
+        done, total: number of completed exchanges, and number of planned exchanges; if early
+            stopping ends the session, `done` stays below `total`. In an alignment, `done` is a
+            number of bytes and `total` is unknown, because it would disclose how many ids the other
+            parties have.
+        per_second: exchanges per second; in an alignment, bytes per second.
+        rows_per_second: rows of the label party that the session processes per second.
+        left_s: estimated seconds until the end of the session; None if unknown.
     """
 
     mode: str
@@ -48,12 +50,12 @@ class ProgressReport:
     left_s: float | None = None
 
     def record(self) -> dict[str, Any]:
-        """Return a record of the progress for a file."""
+        """Return the progress as a record for a file."""
         return asdict(self) | {"waits_for": list(self.waits_for)}
 
     @property
     def share(self) -> float | None:
-        """Completed share of the session, from 0 to 1; None without a total."""
+        """Completed fraction of the session, from 0 to 1; None if `total` is unknown."""
         return min(1.0, self.done / self.total) if self.total else None
 
     @property
@@ -66,7 +68,7 @@ Tell = Callable[[ProgressReport], None]
 
 
 def exchanges_of(terms: Terms, split: Split) -> int:
-    """Return the largest number of exchanges of a session.
+    """Return the largest possible number of exchanges of a session.
 
     Args:
         terms: the agreed terms.
@@ -83,13 +85,14 @@ def exchanges_of(terms: Terms, split: Split) -> int:
 
 
 class SessionProgress:
-    """Measures a session's progress from its schedule, reading the clock once per exchange.
+    """Measures the progress of a session from its schedule; it reads the clock once per exchange.
 
     Args:
         terms: the agreed terms.
         split: split of the rows.
-        tell: function that receives a report at the start, about once a second, and at the end.
-        clock: clock in seconds that never goes back.
+        tell: function that is called with a report at the start, about once a second, and at the
+            end.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class SessionProgress:
         self._total = exchanges_of(terms, split)
 
     def through(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Yield the same exchanges; call `tell` with reports between exchanges."""
+        """Yield the same exchanges; between exchanges, call `tell` with reports."""
         past: deque[tuple[float, int, int]] = deque(maxlen=_WINDOW)
 
         def look(now: float, epoch: int, done: int, rows: int, *, is_over: bool) -> None:
@@ -111,7 +114,8 @@ class SessionProgress:
     def _report(
         self, past: deque[tuple[float, int, int]], epoch: int, done: int, *, is_over: bool
     ) -> ProgressReport:
-        warm = 1 if len(past) > 3 else 0  # the first exchange is slow because libraries load
+        # the first exchange is slow, because libraries are still loaded
+        warm = 1 if len(past) > 3 else 0
         (first, steps, rows), (last, steps_now, rows_now) = past[warm], past[-1]
         took = max(last - first, 1e-9)
         rate = (steps_now - steps) / took if len(past) > 1 else 0.0
@@ -129,11 +133,11 @@ class SessionProgress:
 
 
 class WaitingFor:
-    """Reports which parties have not attached, once for each change of this set.
+    """Reports which parties have not connected yet, once for each change of this set of parties.
 
     Args:
         mode: mode of the session.
-        tell: function that receives the reports; see `SessionProgress`.
+        tell: function that is called with the reports; see `SessionProgress`.
     """
 
     def __init__(self, mode: str, tell: Tell) -> None:
@@ -146,11 +150,11 @@ class WaitingFor:
 
 
 class AlignmentProgress:
-    """Counts the bytes that an alignment sends and receives.
+    """Counts the bytes that this party sends and receives in an alignment.
 
     Args:
-        tell: function that receives the reports; see `SessionProgress`.
-        clock: clock in seconds that never goes back.
+        tell: function that is called with the reports; see `SessionProgress`.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
@@ -158,7 +162,7 @@ class AlignmentProgress:
         self._began, self._due, self._bytes = clock(), -math.inf, 0
 
     def frame(self, party: str, direction: str, frame: Frame) -> None:
-        """Count the bytes of a frame; a link calls this method for each frame."""
+        """Count the bytes of a frame; the links call this method for each frame."""
         self.add(frame.wire_bytes)
 
     def add(self, count: int) -> None:

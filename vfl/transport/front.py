@@ -1,23 +1,23 @@
-"""Front: the rules of a listener for connections whose client has not authenticated yet.
+"""Front: the rules that limit a listener's connections before clients authenticate.
 
-In this module, a connection that has not presented a valid credential yet is a *stranger*.
-Strangers should cost little, and must not keep other clients out:
+In this module, a *stranger* is a connection whose client has not presented a valid credential yet.
+Strangers should need few resources, and must not prevent other clients from connecting:
 
-- A listener admits a limited number of strangers. If one more connects, the listener closes the
-  oldest connection of the source with the most strangers, so a flood only displaces its own
-  connections. Clients with a credential stay connected.
+- A listener admits a limited number of strangers. If one more stranger connects, the listener
+  closes the oldest connection of the source that has most of the strangers. A source that floods
+  the listener therefore displaces only its own connections. Authenticated clients stay connected.
 - All listeners of a process share a budget of file descriptors, below the limit of the process
-  (`ulimit -n`). When the budget is used up, a stranger's connection is closed, or, if there is no
-  stranger, an idle connection with a credential.
-- A stranger has limited time and limited bytes for its whole first request head.
-- A source may open a limited number of connections per second, because each costs a handshake; a
-  connection with a credential is not counted.
-- A source has a token bucket for requests without a credential. The debt of a bucket is limited: a
-  client that shares an address with a client that failed a thousand times waits at most one second
-  after the failures stop.
+  (`ulimit -n`). When the budget is used up, a stranger is closed, or, if there is no stranger, an
+  authenticated connection without a request in progress.
+- A stranger must send its whole first request head in a limited time and with limited bytes.
+- A source may open a limited number of connections per second, because each connection costs a
+  handshake; connections that present a valid credential are not counted.
+- A source has a token bucket for requests without a valid credential. The number of tokens cannot
+  become very negative: if a client has failed a thousand times, other clients with the same address
+  wait at most one second after the failures stop.
 
-A source is an IPv4 address, or the /64 of an IPv6 address. `TcpHub` serves strangers in threads,
-and `vfl.transport.http` serves them on an event loop; both follow these rules through a `Front`.
+A source is an IPv4 address, or the /64 network of an IPv6 address. `TcpHub` handles connections in
+threads, and `vfl.transport.http` on an event loop; both apply these rules through a `Front`.
 """
 
 from __future__ import annotations
@@ -32,32 +32,36 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
-#: Key under which a request's ASGI scope holds its connection, see `vfl.transport.http`.
+#: Key in the ASGI scope of a request under which its connection is stored; see
+#: `vfl.transport.http`.
 CONNECTION = "vfl.connection"
-#: Least number of file descriptors reserved for the rest of the process; a quarter of the limit if
-#: that is more.
+#: Least number of file descriptors that are reserved for the rest of the process; a quarter of the
+#: process's limit if this is more.
 _RESERVED = 64
 _UNLIMITED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FrontLimits:
-    """Limits for unauthenticated clients of one listener.
+    """Limits of one listener for clients that have not authenticated yet.
 
     Attributes:
-        strangers: largest number of simultaneous connections without a credential.
-        head_s: time from the connection to the end of its first request head, including TLS; a
-            later head has this time from its first byte on.
+        strangers: largest number of simultaneous connections whose clients have not presented a
+            valid credential.
+        head_s: seconds from the beginning of a connection, including TLS, until its first request
+            head must be complete; for a later head, the time begins with the head's first byte.
         head_bytes: largest size of a request head in bytes; TLS has its own limits.
-        connections_per_second: number of new connections that a source may open per second.
-        connections_burst: largest number of connections that a source may open at once after a
-            pause.
-        per_second: number of actions per second that a source may perform without a credential.
-        burst: largest number of actions that a source may perform at once after a pause.
-        failure_cost: number of tokens that a wrong credential costs in addition.
-        longest_wait_s: longest time in seconds until a source in debt may act again.
-        sources: number of sources that the limiter remembers; it first forgets the source that was
-            seen longest ago.
+        connections_per_second: number of new connections per second that a source may open.
+        connections_burst: largest number of connections that a source may open at once after it has
+            opened none for some time.
+        per_second: number of requests per second that a source may send without a valid credential.
+        burst: largest number of such requests that a source may send at once after it has sent none
+            for some time.
+        failure_cost: number of additional tokens that a request with a wrong credential costs.
+        longest_wait_s: longest time in seconds until a source that has no tokens left may send a
+            request again.
+        sources: number of sources that the limiter remembers; if there are more, it forgets the
+            source whose last request is the oldest.
     """
 
     strangers: int = 256
@@ -79,15 +83,16 @@ class _Bucket:
 
 
 class RateLimiter:
-    """Token buckets, one for each key; safe to use from several threads.
+    """Rate limiter with one token bucket for each key; several threads may use it at once.
 
     Args:
-        per_second: tokens that a bucket gains per second.
+        per_second: number of tokens that a bucket gains per second.
         burst: largest number of tokens in a bucket.
-        longest_wait_s: longest time in seconds until a bucket in debt has a token again.
-        keys: number of keys that the limiter remembers; it first forgets the key that was seen
-            longest ago.
-        clock: clock in seconds that never goes back.
+        longest_wait_s: longest time in seconds until a bucket with a negative number of tokens has
+            a token again.
+        keys: number of keys that the limiter remembers; if there are more, it forgets the key whose
+            last use is the oldest.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -116,7 +121,10 @@ class RateLimiter:
             return True
 
     def charge(self, key: str, tokens: float) -> None:
-        """Take tokens from a bucket; the balance may become negative, down to a limit."""
+        """Take tokens from the key's bucket.
+
+        The number of tokens may become negative, down to a limit.
+        """
         with self._lock:
             bucket = self._filled(key)
             bucket.tokens = max(bucket.tokens - tokens, self._deepest)
@@ -138,17 +146,17 @@ class RateLimiter:
 
 
 class Visitor:
-    """One connection that a front has admitted.
+    """One connection that a front has admitted, whether its client is authenticated or not.
 
     Args:
-        front: front of the connection.
-        source: source (address or network) under which the connection is counted.
-        end: function that closes the connection from any thread. The front calls it at most once,
-            and not after `leave`.
+        front: the front that admitted the connection.
+        source: source (IP address or network) to which the connection is counted.
+        end: function that closes the connection; any thread may call it. The front calls this
+            function at most once, and not after `leave`.
 
     Attributes:
-        known: whether the connection presented a credential.
-        idle: whether the connection has no request in progress.
+        known: whether the client has presented a valid credential.
+        idle: whether no request is in progress on the connection.
     """
 
     __slots__ = ("end", "front", "idle", "known", "source")
@@ -158,24 +166,27 @@ class Visitor:
         self.known = self.idle = False
 
     def welcome(self) -> None:
-        """Mark the connection as known after a valid credential, so that no stranger evicts it."""
+        """Record that the client has presented a valid credential.
+
+        The connection is then no stranger any more.
+        """
         if not self.known:
             self.known = True
             self.front.uncount(self.source)
             _HELD.welcome(self)
 
     def leave(self) -> None:
-        """Remove a connection that has ended from the budget; a second call has no effect."""
+        """Remove a connection that has ended from the counts; a second call has no effect."""
         _HELD.leave(self)
 
 
 class Front:
-    """The rules of one listener; safe to use from several threads.
+    """The limits of one listener; several threads may use the object at once.
 
     Args:
-        limits: limits for strangers.
-        trusted: addresses of trusted proxies, whose connections do not count as strangers.
-        clock: clock in seconds that never goes back.
+        limits: limits for connections whose clients have not authenticated yet.
+        trusted: addresses of trusted proxies, whose connections count as authenticated.
+        clock: monotonic clock in seconds.
 
     Attributes:
         limits: the argument.
@@ -204,10 +215,10 @@ class Front:
         return bool(self._trusted) and source_of(address) in self._trusted
 
     def enter(self, address: str, end: Callable[[], None]) -> Visitor | None:
-        """Admit a new connection, and return it as a `Visitor`.
+        """Admit a new connection, and return a `Visitor` that represents it.
 
-        The method returns None if the source opens too many connections, or if no connection can be
-        closed to make room.
+        The method returns None if the source opens connections too fast, or if no other connection
+        can be closed in exchange.
         """
         visitor = Visitor(self, source_of(address), end)
         visitor.known = visitor.source in self._trusted
@@ -216,24 +227,27 @@ class Front:
         return visitor if _HELD.enter(visitor) else None
 
     def uncount(self, source: str) -> None:
-        """Give a source its token back, because the connection has a valid credential."""
+        """Return a token to a source, whose connection presented a valid credential."""
         self._connections.charge(source, -1)
 
     def allow(self, address: str) -> bool:
-        """Take a token of a source; return whether it may act once more without a credential."""
+        """Take a token of a source.
+
+        Return whether the source may send a request without a credential.
+        """
         return self._strangers.allow(source_of(address))
 
     def failed(self, address: str) -> None:
-        """Charge a source for a wrong or malformed credential."""
+        """Take tokens of a source, because it has sent a wrong or malformed credential."""
         self._strangers.charge(source_of(address), self.limits.failure_cost)
 
     def make_room(self) -> None:
-        """Close one connection, because the process has no file descriptor left."""
+        """Close one connection of this process, because the process has no free file descriptor."""
         _HELD.make_room(self)
 
 
 class _Held:
-    """All connections of this process's fronts: strangers and known ones, oldest first."""
+    """All connections of this process's fronts, unauthenticated and authenticated."""
 
     def __init__(self) -> None:
         self._strangers: dict[Visitor, None] = {}
@@ -241,7 +255,10 @@ class _Held:
         self._lock = threading.Lock()
 
     def enter(self, visitor: Visitor) -> bool:
-        """Add a connection; return False if the budget is used up and no other can be closed."""
+        """Add a connection, and close another one if necessary.
+
+        Return False if none can be closed.
+        """
         evicted = None
         with self._lock:
             own = self._strangers_of(visitor.front)
@@ -257,7 +274,7 @@ class _Held:
         return True
 
     def welcome(self, visitor: Visitor) -> None:
-        """Move a stranger's connection to the known connections, unless it was just evicted."""
+        """Move a connection to the authenticated ones, unless it was closed meanwhile."""
         with self._lock:
             if visitor in self._strangers:
                 del self._strangers[visitor]
@@ -270,7 +287,7 @@ class _Held:
             self._known.pop(visitor, None)
 
     def make_room(self, front: Front) -> None:
-        """Close one connection, preferably of a stranger at this front."""
+        """Close one connection, preferably an unauthenticated one at this front (listener)."""
         with self._lock:
             evicted = self._least(self._strangers_of(front))
         if evicted is not None:
@@ -280,12 +297,12 @@ class _Held:
         return [each for each in self._strangers if each.front is front]
 
     def _least(self, own: list[Visitor]) -> Visitor | None:
-        """Choose a connection to close: a stranger's at any front, else an idle known one."""
+        """Choose a connection to close: unauthenticated, or else authenticated and idle."""
         some = own or list(self._strangers) or [each for each in self._known if each.idle]
         return self._evict(some) if some else None
 
     def _evict(self, some: list[Visitor]) -> Visitor:
-        """Close the oldest connection of the source with the most connections among these."""
+        """Close the oldest connection of the source that has most of these connections."""
         ((crowd, _),) = Counter(each.source for each in some).most_common(1)
         evicted = next(each for each in some if each.source == crowd)
         self._strangers.pop(evicted, None)
@@ -297,7 +314,7 @@ _HELD = _Held()
 
 
 def budget() -> int:
-    """Return the most connections that all fronts of this process may hold together."""
+    """Return the most connections that all fronts of this process together may have."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         limit = _UNLIMITED
@@ -305,21 +322,21 @@ def budget() -> int:
 
 
 def welcome(scope: Mapping[str, Any]) -> None:
-    """Mark a request's connection as known, after it presented a valid credential."""
+    """Record that the connection of a request has presented a valid credential."""
     if connection := scope.get("state", {}).get(CONNECTION):
         connection.welcome()
 
 
 @lru_cache(1024)
 def source_of(address: str) -> str:
-    """Return the source that an address is counted under: an IPv4 address, or an IPv6 /64.
+    """Return the source to which an address is counted: an IPv4 address, or an IPv6 /64.
 
     >>> source_of("10.0.0.7"), source_of("::ffff:10.0.0.7"), source_of("2001:db8::7")
     ('10.0.0.7', '10.0.0.7', '2001:db8::/64')
     """
     try:
         known = ip_address(address.partition("%")[0])
-    except ValueError:  # the client has a file path or a name instead of an IP address
+    except ValueError:  # the client's address is a file path or a name, not an IP address
         return address
     if not isinstance(known, IPv6Address):
         return address
@@ -329,7 +346,7 @@ def source_of(address: str) -> str:
 
 
 def whole_number(text: bytes, most: int) -> int | None:
-    """Parse a decimal integer; return None for other text, or for a number above `most`.
+    """Parse a decimal integer; return None for any other text, and for a number above `most`.
 
     >>> whole_number(b"12", 100), whole_number(b"0012", 100), whole_number(b"101", 100)
     (12, 12, None)

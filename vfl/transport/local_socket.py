@@ -1,4 +1,4 @@
-"""Unix sockets in a user's own folder, by which the processes of a party find each other."""
+"""Unix sockets in a user's own folder, through which a party's processes connect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BACKLOG = 16
 
 
 def listen_in(folder: Path, name: str, backlog: int = _BACKLOG) -> socket.socket:
-    """Open a listening socket in a folder, in place of the socket file of an earlier process."""
+    """Open a listening socket in a folder; it replaces the socket file of an earlier process."""
     private_folder(folder)
     listener = socket.socket(socket.AF_UNIX)
     with _address(folder, name) as address:
@@ -28,13 +28,15 @@ def listen_in(folder: Path, name: str, backlog: int = _BACKLOG) -> socket.socket
 
 @contextmanager
 def connected_to(folder: Path, name: str, timeout_s: float) -> Iterator[socket.socket | None]:
-    """Yield a connection to a listener in a folder, or None if this user runs no listener there.
+    """Yield a connection to a listening socket in a folder.
+
+    Yield None if no process of this user listens there.
 
     Args:
-        folder: folder of one user, which other users cannot enter.
+        folder: folder that only its owner can enter.
         name: name of the socket file in the folder.
-        timeout_s: time limit in seconds of the connection and of every later operation; with 0, no
-            operation waits.
+        timeout_s: time limit in seconds for the connection, and for every later operation; with 0,
+            no operation waits.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)
@@ -48,7 +50,7 @@ def connected_to(folder: Path, name: str, timeout_s: float) -> Iterator[socket.s
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Return whether this user runs the peer; outside Linux, the folder's mode ensures this."""
+    """Return whether the other process belongs to this user; only Linux can check this."""
     if sys.platform != "linux":
         return True
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -57,7 +59,10 @@ def is_ours(connection: socket.socket) -> bool:
 
 @contextmanager
 def _address(folder: Path, name: str) -> Iterator[str]:
-    """Yield a socket file's path; on Linux, a short path through the open folder."""
+    """Yield the path of a socket file.
+
+    On Linux, a short path through the open folder, because the length of such paths is limited.
+    """
     if sys.platform != "linux":
         yield str(folder / name)
         return

@@ -1,4 +1,4 @@
-"""Probe of an address: whether a server answers there, its certificate, and its clock."""
+"""Probe of a network address: does a server answer, with which certificate and time?"""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from vfl.core.errors import (
 from vfl.transport.proxies import connect
 from vfl.transport.stream import family_of
 
-#: Largest clock difference at which Flower accepts a node's signature (TIMESTAMP_TOLERANCE).
+#: Largest difference of clocks in seconds with which Flower accepts a node's signature
+#: (TIMESTAMP_TOLERANCE).
 CLOCK_TOLERANCE_S = 300
 _TIME = "%Y-%m-%d %H:%M:%S UTC"
-#: OpenSSL's error codes for a certificate that is not yet valid, or not valid any more.
+#: OpenSSL's error codes for a certificate that is not valid yet, or that has expired.
 _OUT_OF_TIME = (9, 10)
 _PATIENCE_S = 5.0
 _ROUND_TRIPS = 5
@@ -35,12 +36,12 @@ _ROUND_TRIPS = 5
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Result of a probe of one address.
+    """Result of a probe of one network address.
 
     Attributes:
-        connect_s: time in seconds to establish the TCP connection.
-        clock_s: seconds by which the server's clock is ahead of this machine's clock, accurate to
-            about one second; None if the response had no ``Date``.
+        connect_s: time in seconds until the TCP connection was established.
+        clock_s: number of seconds by which the server's clock is ahead of this machine's clock,
+            accurate to about one second; None if the server's response contained no ``Date``.
     """
 
     connect_s: float
@@ -48,20 +49,20 @@ class Probe:
 
 
 def check_server(name: str, address: str, ca_pem: str, *, clock: bool = False) -> None:
-    """Connect and do the TLS handshake, before a library does so with less clear errors.
+    """Connect and do the TLS handshake, with clearer errors than those of libraries.
 
     Args:
-        name: name of the server in messages.
+        name: name of the server, for error messages.
         address: host:port.
         ca_pem: certificate of the only CA that may have signed the server's certificate.
-        clock: whether to compare the server's clock too.
+        clock: whether to compare the clock of the server with this machine's clock, too.
 
     Raises:
-        ClockError: the clocks differ too much, or the certificate is refused because of a wrong
-            clock.
-        AuthenticationError: the server's certificate has expired, is for another host, or is not
-            signed by this CA.
-        ProtocolError: a server answers at the address, but not with TLS.
+        ClockError: the clocks differ too much, or a wrong clock makes the certificate appear
+            invalid.
+        AuthenticationError: the server's certificate has expired, was issued for a different host,
+            or is not signed by this CA.
+        ProtocolError: a server answers at the address, but does not use TLS.
         LostPeerError: no server answers at the address.
     """
     where = parse_address(address)
@@ -71,7 +72,9 @@ def check_server(name: str, address: str, ca_pem: str, *, clock: bool = False) -
 
 
 def probe_https(name: str, address: Address, ca_pem: str) -> Probe:
-    """Call `check_server`, measure the time to connect, and read the server's clock.
+    """Check the server as in `check_server`.
+
+    Measure the time to connect, and read the server's clock.
 
     Raises:
         PeerError: see `check_server`.
@@ -90,16 +93,16 @@ def probe_https(name: str, address: Address, ca_pem: str) -> Probe:
 
 
 def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
-    """Return the round-trip time of a packet in seconds: the fastest of a few TCP connections.
+    """Return the round-trip time of a packet in seconds: the shortest of a few connections.
 
-    Behind a proxy, the time includes the proxy's own connection to the address.
+    If a proxy is used, the time includes the proxy's own connection to the address.
 
     Args:
-        address: host:port of a listener; no data are sent to it.
+        address: host:port of a server; the function only connects, and sends no data.
         timeout_s: time limit for all connections together.
 
     Raises:
-        LostPeerError: no listener answered at the address in time.
+        LostPeerError: no server answered at the address in time.
     """
     deadline = time.monotonic() + timeout_s
     trips: list[float] = []
@@ -113,17 +116,18 @@ def round_trip_s(address: str, timeout_s: float = 2.0) -> float:
             trips.append(time.monotonic() - started)
     except (OSError, ValueError, OverflowError) as error:
         raise LostPeerError(
-            "the round trip cannot be measured",
+            "the round-trip time cannot be measured",
             where=address,
             got=type(error).__name__,
             want=f"a TCP connection within {timeout_s:g} s",
-            fix="is the SuperLink running, and does the firewall let this machine in?",
+            fix="check that the SuperLink is running, and that its firewall lets this machine "
+            "connect",
         ) from error
     return min(trips)
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Return whether a service could listen on a port of this host; True for other machines."""
+    """Return whether a service could listen at this port; the result is True for other machines."""
     try:
         family = family_of(host)
     except OSError:
@@ -138,10 +142,10 @@ def port_is_free(host: str, port: int) -> bool:
 
 
 def check_clocks(name: str, where: str, ours: datetime, theirs: datetime) -> None:
-    """Refuse two clocks that differ too much for signed requests and certificates.
+    """Refuse clocks whose difference is too large for signed requests and certificates.
 
     Raises:
-        ClockError: the clocks differ; the error states both.
+        ClockError: the clocks differ too much; the error states the times of both.
     """
     if abs((ours - theirs).total_seconds()) <= CLOCK_TOLERANCE_S:
         return
@@ -149,14 +153,17 @@ def check_clocks(name: str, where: str, ours: datetime, theirs: datetime) -> Non
         f"the clocks of this machine and of {name} differ",
         where=where,
         got=f"{ours:{_TIME}} here, {theirs:{_TIME}} there",
-        want=f"at most {CLOCK_TOLERANCE_S} s apart",
-        fix="set the clock that is wrong, by NTP for example; vfl doctor party.toml shows the "
+        want=f"a difference of at most {CLOCK_TOLERANCE_S} s",
+        fix="set the clock that is wrong, for example by NTP; vfl doctor party.toml shows the "
         "difference",
     )
 
 
 def _connect(address: Address, ca_pem: str | None) -> http.client.HTTPSConnection:
-    """Connect to a server; without a CA, to any server, whose answers must not be trusted."""
+    """Connect to a server.
+
+    If no CA is given, accept every server, whose answers are then not authenticated.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca_pem is None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -181,30 +188,36 @@ def _explained(name: str, address: Address) -> Iterator[None]:
         if problem.verify_code in _OUT_OF_TIME and (theirs := _unproven_time(address)):
             check_clocks(name, where, datetime.now(UTC), theirs)
         raise AuthenticationError(
-            f"the certificate of {name} is not accepted",
+            f"the certificate of {name} is not valid",
             where=where,
             got=problem.verify_message,
-            want="a certificate valid today, for this host, signed by the authority in ca.pem",
-            fix="check that the clocks agree, get ca.pem again, or renew it: vfl renew PROJECT",
+            want="a certificate that is valid today, issued for this host, and signed by the "
+            "authority in ca.pem",
+            fix="check that the clocks agree; get a new copy of ca.pem; or renew the certificate: "
+            "vfl renew PROJECT",
         ) from None
     except ssl.SSLError as problem:
         raise ProtocolError(
-            f"{name} answers, but not with TLS",
+            f"{name} answers, but does not use TLS",
             where=where,
             got=problem.reason,
-            fix="is this the SuperLink's port?",
+            fix="check that this is the SuperLink's port",
         ) from None
     except OSError as problem:
         raise LostPeerError(
             f"{name} cannot be reached",
             where=where,
             got=problem.strerror or type(problem).__name__,
-            fix="check that the server runs, and that each firewall on the way opens the port",
+            fix="check that the server runs, and that each firewall between the machines lets "
+            "connections to this port pass",
         ) from None
 
 
 def _time_at(connection: http.client.HTTPSConnection) -> datetime | None:
-    """Return the server's time, from the ``Date`` of its HEAD response; None without a date."""
+    """Return the server's clock time, from the header ``Date`` of a HEAD response.
+
+    None without this header.
+    """
     try:
         connection.request("HEAD", "/")
         answer = connection.getresponse()
@@ -214,7 +227,7 @@ def _time_at(connection: http.client.HTTPSConnection) -> datetime | None:
 
 
 def _unproven_time(address: Address) -> datetime | None:
-    """Return the time that a server reports without proof of the server's identity."""
+    """Return the clock time that a server reports; the server is not authenticated."""
     try:
         with closing(_connect(address, None)) as connection:
             return _time_at(connection)
@@ -223,7 +236,7 @@ def _unproven_time(address: Address) -> datetime | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Choose distinct free ports; all sockets stay open until the last port is chosen."""
+    """Choose different free ports; all sockets remain open until the last port is chosen."""
     with ExitStack() as held:
         ports = []
         for _ in range(count):

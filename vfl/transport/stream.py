@@ -1,10 +1,11 @@
-"""Frames on one connected socket, with deadlines, for one thread at a time; opens sockets.
+"""Frames on one connected socket, with deadlines; functions that open sockets.
 
-The socket never blocks; waiting happens in `poll`, with a deadline for the whole frame. While a
-write waits for room in the socket, arriving frames are read, so that two parties that send at the
-same time both succeed. A lost connection raises `ConnectionError`, and a passed deadline raises
-`TimeoutError`; the link decides whether this means that the peer is lost. Bytes that are not a
-frame raise `FrameError`. All sockets have the same options, and TLS connections use TLS 1.3 only.
+The socket never blocks; the code waits in `poll`, with one deadline for a whole frame. If a write
+has to wait until the peer reads, arriving frames are read meanwhile, so two parties that send at
+the same time cannot block each other. A lost connection raises `ConnectionError`, and a passed
+deadline raises `TimeoutError`; the link that owns the stream decides whether the peer counts as
+lost. Received bytes that are not a valid frame raise `FrameError`. All sockets get the same socket
+options, and TLS connections use TLS 1.3 only.
 """
 
 from __future__ import annotations
@@ -36,42 +37,43 @@ from vfl.core.frame import (
 from vfl.transport.link import WINDOW_FRAMES, Timeouts
 from vfl.transport.proxies import connect, is_loopback
 
-#: Up to this many bytes, header and payload are one write; with TLS, longer frames are written in
-#: pieces of this size.
+#: If header and payload together have at most this many bytes, they are written at once; with TLS,
+#: longer frames are written in pieces of this size.
 JOINED_BYTES = 64 * 1024
 #: Largest size of one TLS record in bytes.
 _RECORD_BYTES = 16 * 1024
-#: Bytes requested by one read while no payload is expected: a small frame then needs one read.
+#: Number of bytes that one read requests while no payload is expected; one read then suffices for a
+#: small frame.
 _READ_BYTES = 4096
-#: Largest number of bytes for which a reader waits before it wakes up. Each wake-up costs about 10
-#: us of CPU time.
+#: Largest number of bytes for which a waiting reader sleeps before it reads. The reason: each time
+#: that the reader wakes up costs about 10 us of CPU time.
 _WAKE_BYTES = 256 * 1024
-#: Offset of the field tcpi_bytes_received, a u64, in Linux's struct tcp_info.
+#: Byte offset of the field tcpi_bytes_received (a u64) in Linux's struct tcp_info.
 _RECEIVED_AT = 128
 _NO_ADDRESS_OF_OURS = (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN)
 _BACKLOG = 1024
 _EVERY_ADDRESS = "::"
-#: Keep-alive options, because a NAT drops silent connections; macOS calls the first option
-#: TCP_KEEPALIVE.
+#: Keep-alive options of a socket, because a NAT drops connections without traffic; macOS calls the
+#: first option TCP_KEEPALIVE.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Stream:
-    """One connection. Deadlines are times of `time.monotonic`.
+    """One connection. Deadlines are times of the clock `time.monotonic`.
 
     Args:
-        connection: a connected socket; the handshake of a TLS socket may still be open.
-        limit_bytes: largest accepted payload; the stream's owner may change this limit between
-            frames.
+        connection: a connected socket; the TLS handshake may not be done yet.
+        limit_bytes: largest accepted payload in bytes; the owner of the stream may change this
+            limit between two frames.
 
     Attributes:
-        inbox_limit_bytes: most bytes of unread frames, including the frame that is arriving; None
-            means no limit.
-        inbox_bytes: present number of bytes of unread frames.
-        wire_limit_bytes: most bytes that the peer may send in total, TLS included; None means no
+        inbox_limit_bytes: most bytes of unread frames, including a frame that has arrived partly;
+            None sets no limit.
+        inbox_bytes: number of bytes of unread frames at present.
+        wire_limit_bytes: most bytes that the peer may send in total, including TLS; None sets no
             limit.
-        window: most frames that are read ahead while a write waits for room.
+        window: most frames that are read in advance while a write waits.
     """
 
     def __init__(self, connection: socket.socket, limit_bytes: PayloadLimit = LIMIT_BYTES) -> None:
@@ -89,8 +91,8 @@ class Stream:
         self._events, self._least_bytes = select.POLLIN, 1
         self._busy = threading.Lock()
         self._inbox: deque[Frame] = deque()
-        # Bytes from `_start` to `_end` of the buffer were read but belong to no complete frame yet;
-        # a payload that does not fit is read into a separate buffer.
+        # The bytes of the buffer from `_start` to `_end` have been read, but their frame is not
+        # complete yet; a payload that does not fit into the buffer is read into a separate one.
         self._buffer, self._start, self._end = bytearray(_READ_BYTES), 0, 0
         self._header: Header | None = None
         self._body = bytearray()
@@ -98,11 +100,12 @@ class Stream:
         self._tls, self._tls_holds = tls, tls
 
     def handshake(self, deadline: float) -> None:
-        """Finish the TLS handshake; do nothing without TLS.
+        """Complete the TLS handshake; do nothing if the connection has no TLS.
 
         Raises:
             ssl.SSLCertVerificationError: the peer's certificate is not trusted.
-            ConnectionError, TimeoutError: the handshake failed or took too long.
+            ConnectionError, TimeoutError: the handshake failed, or was not complete before the
+                deadline.
         """
         if not isinstance(self._socket, ssl.SSLSocket):
             return
@@ -120,33 +123,38 @@ class Stream:
                     raise ConnectionError("the TLS handshake failed") from error
 
     def fileno(self) -> int:
-        """File descriptor of the socket, to wait on several streams; -1 after the stream's end."""
+        """File descriptor of the socket, with which a caller can wait for several streams.
+
+        -1 after `end`.
+        """
         return self._socket.fileno()
 
     def read(self, deadline: float) -> Frame:
-        """Read the next frame; if the deadline passes inside a frame, none of its bytes are lost.
+        """Read the next frame.
+
+        If the deadline passes within a frame, a later call continues this frame.
 
         Raises:
-            ConnectionError, TimeoutError, FrameError: the stream broke, the deadline passed, or the
-                bytes are not a frame; see the module's docstring.
+            ConnectionError, TimeoutError, FrameError: the connection broke, the deadline passed, or
+                the bytes are not a valid frame; see the module's docstring.
         """
         with self._busy:
             try:
                 while not self._inbox:
-                    # Polling first is cheaper than the error that an early read raises.
+                    # polling first costs less than the exception of a read without data
                     if self._poll_sees_all():
                         self._wait(select.POLLIN, deadline, self._awaited_bytes())
                     self._advance()
             finally:
-                self._wake_at(1)  # another stream's write may wait for this descriptor
+                self._wake_at(1)  # a write on another stream may also wait for this descriptor
             return self._take()
 
     def poll(self) -> Frame | None:
         """Return the next frame without waiting, or None if no frame has arrived.
 
         Raises:
-            ConnectionError, FrameError: the stream broke or the bytes are not a frame; see the
-                module's docstring.
+            ConnectionError, FrameError: the connection broke, or the bytes are not a valid frame;
+                see the module's docstring.
         """
         with self._busy:
             return self._take() if self._inbox or self._advance() else None
@@ -157,41 +165,44 @@ class Stream:
         return frame
 
     def write(self, frame: Frame, deadline: float, beside: Sequence[Stream] = ()) -> None:
-        """Write a whole frame; after an error, this stream can only be read.
+        """Write a whole frame; after an error, the stream can only be read.
 
         Args:
             frame: the frame.
-            deadline: deadline for the whole frame.
-            beside: further streams that are read, like this stream, while the write waits for room.
+            deadline: time before which the whole frame must be written.
+            beside: further streams that are read while the write waits, as this stream is.
 
         Raises:
-            ConnectionError, TimeoutError, FrameError: the stream broke, the deadline passed, or
-                received bytes are not a frame; see the module's docstring.
+            ConnectionError, TimeoutError, FrameError: the connection broke, the deadline passed, or
+                received bytes are not a valid frame; see the module's docstring.
         """
         with self._busy:
             header = pack_header(frame, payload_checked=self._payload_checked)
-            # TCP_CORK is not used: with it, the kernel delays full windows by some 100 ms, even on
-            # the loopback.
+            # TCP_CORK is not used: with this option, the kernel delays full windows by some 100 ms,
+            # even on the loopback interface.
             for piece in self._pieces(header, memoryview(frame.payload)):
                 self._push(piece, deadline, beside)
 
     def end(self, linger_s: float = 0.0) -> None:
-        """Close, from any thread; a thread that reads or writes then gets `ConnectionError`.
+        """Close the connection, from any thread.
+
+        Threads that read or write then get a `ConnectionError`.
 
         Args:
-            linger_s: longest time in seconds to wait until the peer has read all written bytes.
-                Closing a socket with unread bytes would reset the connection, and could destroy the
-                written bytes.
+            linger_s: longest time in seconds to wait until the peer has received all written bytes.
+                If a socket with unread bytes were closed, the connection would be reset, and
+                written bytes could be lost.
         """
         if linger_s:
             self._linger(time.monotonic() + linger_s)
-        with contextlib.suppress(OSError):  # the peer may have closed first
+        with contextlib.suppress(OSError):  # the peer may already have closed the connection
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         with self._busy:
             self._socket.close()
 
     def _linger(self, deadline: float) -> None:
-        # Methods of the plain socket are used, because TLS need not process these bytes any more.
+        # The methods of the plain socket are called, because TLS need not process these bytes any
+        # more.
         with contextlib.suppress(OSError), self._busy:
             socket.socket.shutdown(self._socket, socket.SHUT_WR)
             while True:
@@ -208,8 +219,8 @@ class Stream:
     def _push(self, piece: memoryview, deadline: float, beside: Sequence[Stream]) -> None:
         while piece:
             try:
-                # TLS requires that a postponed write is repeated with the same bytes; this loop
-                # does so.
+                # TLS requires that a write which could not be completed is repeated with the same
+                # bytes, which this loop does.
                 piece = piece[self._socket.send(piece) :]
             except _LATER:
                 room = len(self._inbox) < self.window
@@ -224,7 +235,10 @@ class Stream:
     def _wait_beside(
         self, events: int, deadline: float, beside: Sequence[Stream]
     ) -> Sequence[Stream]:
-        """Wait for room to write; meanwhile read this stream and others; return those that work."""
+        """Wait until this stream can be written.
+
+        Meanwhile read it and `beside`; return unbroken ones.
+        """
         waiting, broken = select.poll(), []
         waiting.register(self._socket, events)
         others = {stream.fileno(): stream for stream in beside}
@@ -243,7 +257,10 @@ class Stream:
         return [stream for stream in beside if stream not in broken]
 
     def _read_ahead(self) -> bool:
-        """Read the available bytes; return False if the connection broke, which `read` reports."""
+        """Read the bytes that have arrived.
+
+        Return False if the connection broke, which a later `read` reports.
+        """
         with self._busy:
             try:
                 self._fill_inbox()
@@ -252,12 +269,12 @@ class Stream:
         return True
 
     def _fill_inbox(self) -> None:
-        """Read frames that have arrived, up to one window."""
+        """Read the frames that have arrived, at most `window` of them."""
         while len(self._inbox) < self.window and self._advance():
             pass
 
     def _poll_sees_all(self) -> bool:
-        """Return False if this process already holds bytes of a frame, or the socket is closed."""
+        """Return False if frame bytes were already read, or if the socket is closed."""
         if self._header is None and self._end - self._start >= HEADER_BYTES:
             return False
         if self._tls_holds and self._socket.pending():  # type: ignore[attr-defined]
@@ -265,9 +282,9 @@ class Stream:
         return self._socket.fileno() >= 0
 
     def _advance(self) -> bool:
-        """Read the available bytes.
+        """Read the bytes that have arrived.
 
-        The method returns True once a frame is complete, and False if more bytes are needed.
+        The method returns True when a frame is complete, and False if more bytes are needed.
         """
         while True:
             if self._header is None and self._begin():
@@ -283,7 +300,10 @@ class Stream:
                 return True
 
     def _receive(self, whole: bytearray, start: int) -> int:
-        """Read bytes into `whole` from `start` on; return their number, 0 if none have arrived."""
+        """Read bytes into `whole` from index `start` on.
+
+        Return their number, or 0 if none have arrived.
+        """
         try:
             with memoryview(whole) as view, view[start:] as rest:
                 count = self._socket.recv_into(rest)
@@ -297,13 +317,13 @@ class Stream:
         return count
 
     def _begin(self) -> bool:
-        """Check a header in the buffer, and take the bytes of its payload that are in the buffer.
+        """Parse a header in the buffer, and take those bytes of its payload that are in the buffer.
 
         The method returns True if these bytes complete the frame.
         """
         start = self._start
         if self._end - start < HEADER_BYTES:
-            if start:  # move the bytes to the start, so that a whole header fits
+            if start:  # move the bytes to the beginning of the buffer, so that a whole header fits
                 self._buffer[: self._end - start] = self._buffer[start : self._end]
                 self._start, self._end = 0, self._end - start
             return False
@@ -311,7 +331,7 @@ class Stream:
         self.inbox_bytes += HEADER_BYTES + header.body_bytes
         if self.inbox_limit_bytes is not None and self.inbox_bytes > self.inbox_limit_bytes:
             raise OversizedFrameError(
-                "unread frames take more than the agreed limit",
+                "the unread frames need more bytes than agreed",
                 got=f"{self.inbox_bytes} bytes",
                 want=f"at most {self.inbox_limit_bytes} bytes",
             )
@@ -331,22 +351,24 @@ class Stream:
         self._inbox.append(join(header, payload, payload_checked=self._payload_checked))
 
     def _awaited_bytes(self) -> int:
-        """Return how many bytes to wait for: many inside a long frame, otherwise one.
+        """Return the number of bytes to wait for: many within a long frame, otherwise one.
 
-        The number is the count of missing bytes minus one TLS record. TLS may already hold most of
-        a record, and these bytes never arrive at the socket again.
+        Within a long frame, the number is the count of missing bytes minus the size of one TLS
+        record. The reason: the TLS library may already have read most of a record from the socket.
         """
         left = 0 if self._header is None else len(self._body) - self._filled
         return max(1, min(left - _RECORD_BYTES, _WAKE_BYTES))
 
     def _wait(self, events: int, deadline: float, least_bytes: int = 1) -> int:
-        """Wait for events on the socket and return them; a hang-up is always among them.
+        """Wait for events on the socket and return them.
+
+        A closed connection is always among the events.
 
         Args:
             events: events to wait for, as in `select.poll`.
-            deadline: time at which the wait stops.
-            least_bytes: number of unread bytes from which the socket counts as readable; the socket
-                is always readable when its buffer is full or the peer has closed.
+            deadline: time at which the wait ends with an error.
+            least_bytes: number of unread bytes from which on the socket counts as readable; it is
+                always readable when its buffer is full or the peer has closed the connection.
         """
         if self.wire_limit_bytes is not None:
             self._check_received(self.wire_limit_bytes)
@@ -361,29 +383,31 @@ class Stream:
         return ready[0][1]
 
     def _wake_at(self, least_bytes: int) -> None:
-        """Let the socket count as readable from this number of unread bytes on."""
+        """Set from how many unread bytes on the socket is reported as readable."""
         if least_bytes != self._least_bytes:
-            with contextlib.suppress(OSError):  # the connection broke, which the next read reports
+            # the connection is broken, which the next read reports
+            with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least_bytes)
             self._least_bytes = least_bytes
 
     def _check_received(self, limit_bytes: int) -> None:
-        """Check that the peer has not sent more bytes than the limit.
+        """Check that the peer has not sent more bytes than this limit.
 
-        Only Linux counts received bytes; on other systems, only the deadline limits them.
+        Only Linux reports the number of received bytes; on other systems, only the deadline limits
+        them.
         """
         if sys.platform != "linux":
             return
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
         if int.from_bytes(info[_RECEIVED_AT:], sys.byteorder) > limit_bytes:
-            raise ConnectionError("the peer sent too much before it was admitted")
+            raise ConnectionError("the peer sent too many bytes before it was admitted")
 
 
 def require_loopback(host: str) -> None:
-    """Refuse a stream without TLS if the peer may be on another machine.
+    """Refuse to use a stream without TLS if the peer may be on another machine.
 
     Raises:
-        UserError: `host` is neither a loopback address nor a name of one.
+        UserError: `host` is neither a loopback address nor a name of such an address.
     """
     if not is_loopback(host):
         raise UserError(
@@ -394,10 +418,10 @@ def require_loopback(host: str) -> None:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Return the address family to listen in: IPv4 for a name, or IPv6 if it has no IPv4 address.
+    """Return the address family for listening: IPv4, or IPv6 if the name has no IPv4 address.
 
     Raises:
-        OSError: the name cannot be resolved.
+        OSError: the host name cannot be resolved.
 
     >>> family_of("::1").name, family_of("127.0.0.1").name
     ('AF_INET6', 'AF_INET')
@@ -407,10 +431,10 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket; port 0 takes any free port, host "::" listens on IPv6 and IPv4.
+    """Open a listening socket; port 0 takes any free port, and host "::" accepts IPv6 and IPv4.
 
     Raises:
-        UserError: the process cannot listen on the address.
+        UserError: this process cannot listen at the address.
     """
     try:
         family = family_of(host)
@@ -420,29 +444,30 @@ def listen(host: str, port: int) -> socket.socket:
         )
     except (OSError, OverflowError) as error:
         elsewhere = getattr(error, "errno", None) in _NO_ADDRESS_OF_OURS
-        here = "listen at an address of this machine, or at 0.0.0.0 or :: for all of its addresses"
+        here = "use an address of this machine, or 0.0.0.0 or :: for all of its addresses"
         raise UserError(
-            "cannot listen for the other parties",
+            "this process cannot listen for the other parties",
             where=str(Address(host, port)),
             got=getattr(error, "strerror", None) or str(error),
-            fix=here if elsewhere else "choose another port, or 0 for a free one",
+            fix=here if elsewhere else "choose another port, or 0 for any free port",
         ) from error
 
 
 def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeouts) -> Stream:
-    """Open a stream to a hub, including the TLS handshake.
+    """Open a stream to a hub (the label party's server), including the TLS handshake.
 
     Raises:
         AuthenticationError: the hub's certificate is not trusted.
-        ConnectionError, TimeoutError, OSError: no process listens at the address, or it does not
-            answer.
-        PeerError, ConfigError: the proxy of this environment does not connect to the address.
+        ConnectionError, TimeoutError, OSError: no process listens at the address, or none answers
+            in time.
+        PeerError, ConfigError: the proxy that the environment variables set does not connect to the
+            address.
     """
     connection = connect(host, port, timeouts.connect_s)
     if connection.getsockname() == connection.getpeername():
-        # If no process listens on a local port, the system may choose that port as the source port
-        # of this connection. The socket would then connect to itself, and block the port for the
-        # real listener.
+        # If no process listens on a local port, the operating system may choose this port as source
+        # port of the connection. The socket would then be connected to itself, and would block the
+        # port for the process that should listen.
         connection.close()
         raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
     try:
@@ -455,10 +480,10 @@ def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeout
     except ssl.SSLCertVerificationError as error:
         stream.end()
         raise AuthenticationError(
-            "the hub's certificate is not trusted",
+            "the certificate of the hub is not trusted",
             where=str(Address(host, port)),
             got=error.verify_message,
-            want="a certificate for this host name, signed by the CA of the session message",
+            want="a certificate for this host name, signed by the CA in the session message",
         ) from error
     except BaseException:
         stream.end()
@@ -472,11 +497,12 @@ def open_stream(
     *,
     server_hostname: str | None = None,
 ) -> Stream:
-    """Wrap a connected socket as a stream; the TLS handshake, if any, still has to be done."""
+    """Make a stream from a connected socket; if there is TLS, the handshake is not done yet."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        with contextlib.suppress(AttributeError):  # no operating system has all of these options
+        # each of these options is missing on some operating systems
+        with contextlib.suppress(AttributeError):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     if context is not None:
         connection = context.wrap_socket(
@@ -489,22 +515,22 @@ def open_stream(
 
 
 def client_context(ca_pem: bytes, route: str = "") -> ssl.SSLContext:
-    """Return the TLS 1.3 context for a hub whose certificate this CA must have signed.
+    """Return the TLS 1.3 context for connecting to a hub whose certificate this CA has signed.
 
     Args:
         ca_pem: the CA's certificate.
-        route: name of the session if several sessions share the port, see `vfl.transport.router`.
+        route: name of the session if several sessions share the port; see `vfl.transport.router`.
 
     Raises:
-        AuthenticationError: the bytes are not a certificate.
+        AuthenticationError: the bytes are not a valid certificate.
     """
-    # These settings check the host name and the certificate.
+    # These settings check the hub's certificate and that it was issued for the host name.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     try:
         context.load_verify_locations(cadata=ca_pem.decode())
     except (ssl.SSLError, ValueError) as error:
-        raise AuthenticationError("the session's CA certificate cannot be read") from error
+        raise AuthenticationError("the CA certificate of the session cannot be read") from error
     if route:
         context.set_alpn_protocols([route])
     return context

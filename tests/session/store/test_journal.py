@@ -38,7 +38,7 @@ def test_something_else_is_refused_and_not_noted(path):
     note(path)
     before = path.read_bytes()
     journal = Journal(path, OWNER)
-    with pytest.raises(DisagreementError, match="other contents than before") as caught:
+    with pytest.raises(DisagreementError, match="different contents than before") as caught:
         journal.admit(3, b"another cut")
     journal.close()
     error = caught.value

@@ -247,7 +247,7 @@ def test_an_ended_training_sends_only_what_it_has_sent(ledger):
     ledger.end("one", WEIGHTS)
     with ledger.session(terms, 5) as (_, _, sent):
         sent.admit(0, b"cut")
-        with pytest.raises(DisagreementError, match="other contents than before"):
+        with pytest.raises(DisagreementError, match="different contents than before"):
             sent.admit(1, b"cut")
 
 

@@ -1,4 +1,4 @@
-"""The label party's part of a session: common steps of parties with labels and a top model."""
+"""The label party's part of a session: code of parties that have labels and a top model."""
 
 from __future__ import annotations
 

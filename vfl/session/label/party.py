@@ -1,11 +1,11 @@
-"""The label party: it receives cuts, runs the top model, and sends each party its gradient.
+"""The label party: it receives cuts, runs the top model, and returns the cuts' gradients.
 
-cuts -> merge -> top -> loss -> each party's gradient
+cuts -> merge -> top model -> loss -> gradient of each party's cut
 
-The file first defines learning and measuring: a task defines the loss and the meaning of the
-outputs, a `Meter` accumulates the results of a phase, and `Progress` accumulates the results of the
-session. The class `AnyLabelParty` has the steps that are common to all label parties, and
-`LabelParty` is the label party with a top model.
+The file first defines learning and measuring: a `Task` defines the loss and the meaning of the
+outputs, a `Meter` accumulates the results of one phase (training, validation, test), and `Progress`
+the results of the session. The class `AnyLabelParty` contains the steps that are common to all
+kinds of label parties, and `LabelParty` is the label party with a top model.
 """
 
 from __future__ import annotations
@@ -74,58 +74,61 @@ from vfl.session.ranks import group
 from vfl.session.secure_mode import Revealed
 from vfl.session.threads import step_of
 
-#: Up to this number of classes, all outputs of a phase are stored, and AUC is computed.
+#: Up to this number of classes, the outputs of all rows of a phase are stored, and AUC is computed.
 FEW_CLASSES = 50
 
 
 class Task(nn.Module):
-    """A learning task; calling it returns the loss of a batch.
+    """A learning task; calling the object returns the loss of a batch.
 
-    A task is a module, so that the state that it learns from the labels is saved with the label
+    A task is a torch module, so that state which is fitted to the labels is saved with the label
     party's weights.
 
     Attributes:
-        calibration: calibration of the class probabilities; None leaves them unchanged.
+        calibration: calibration of the class probabilities; None does not calibrate.
     """
 
     name: ClassVar[str]
-    fits: ClassVar[bool] = False  #: whether `fit` uses the labels and weights
+    fits: ClassVar[bool] = False  #: whether `fit` needs the labels and weights
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         super().__init__()
         self.calibration = calibration
 
     def fit(self, labels: Tensor, weights: Tensor | None = None) -> None:
-        """Fit the task's state to all training labels once, before step 1; axes (rows,) both."""
+        """Fit the task's state to all training labels, once before the first step.
+
+        Both axes (rows,).
+        """
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """Convert outputs of axes (rows, outputs) to the labels' own units."""
+        """Convert outputs with axes (rows, outputs) to the unit of the labels."""
         return outputs
 
     def calibrated(self, answers: Tensor) -> Tensor:
-        """Calibrate answers; the label party sends out only calibrated answers."""
+        """Calibrate answers; the label party reports only calibrated answers."""
         return answers if self.calibration is None else self.calibration(answers)
 
     def own_units(self, loss: float) -> float:
-        """Convert a loss to the labels' own units."""
+        """Convert a loss value to the unit of the labels."""
         return loss
 
     def evidence(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the values of a batch that `quality` needs, axes (rows, ...)."""
+        """Return the values of a batch from which `quality` computes metrics, axes (rows, ...)."""
         return self.answers(outputs)
 
     def quality(self, evidence: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the metrics of a whole phase by name; see `vfl.session.label.quality`."""
+        """Return the metrics of all rows of a phase, by name; see `vfl.session.label.quality`."""
         raise NotImplementedError
 
 
 class Classification(Task):
-    """A loss over classes.
+    """Classification: a loss function over classes.
 
     Args:
-        hits: k of the hit rate at k; 0 computes no hit rate.
-        calibration: calibration of the probabilities; None leaves them unchanged.
-        loss: loss to minimise; None is cross-entropy.
+        hits: k of the hit rate at k; 0 omits the hit rate.
+        calibration: calibration of the class probabilities; None does not calibrate.
+        loss: loss function to minimise; None is cross-entropy.
     """
 
     name = "classification"
@@ -145,7 +148,7 @@ class Classification(Task):
 
 
 class ManyClasses(Classification):
-    """Classification with too many classes to store the outputs of a phase."""
+    """Classification with so many classes that the outputs of a phase cannot be stored."""
 
     def evidence(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return reduced(outputs, labels)
@@ -155,13 +158,13 @@ class ManyClasses(Classification):
 
 
 class Regression(Task):
-    """A loss of standardised labels: minus their mean, then divided by their deviation.
+    """Regression: a loss function of standardised labels, (label - mean) / standard deviation.
 
-    The top model therefore learns numbers around 0 with deviation 1, whatever the units of the
-    labels. All reported values, including losses, are in the labels' own units.
+    The top model therefore learns numbers with mean 0 and standard deviation 1, whatever the unit
+    of the labels. All reported values, including losses, are in the unit of the labels.
 
     Args:
-        loss: loss to minimise; None is the mean squared error.
+        loss: loss function to minimise; None is the mean squared error.
     """
 
     name = "regression"
@@ -202,18 +205,18 @@ class Regression(Task):
 def make_task(
     name: str, outputs: int, hits: int = 0, calibration: str = "none", loss: str | None = None
 ) -> Task:
-    """Build a task by its name.
+    """Build the task of a given name.
 
     Args:
         name: "classification" or "regression".
-        outputs: number of classes, or 1.
+        outputs: number of classes; 1 for a regression.
         hits: see `Classification`.
         calibration: "none", "isotonic" or "platt".
-        loss: spec of the loss; None is the usual loss of the task.
+        loss: spec of the loss function; None is the usual loss of the task.
 
     Raises:
-        SpecError: probabilities of this number of classes cannot be calibrated, or the loss is for
-            another task.
+        SpecError: probabilities of this many classes cannot be calibrated, or the loss function is
+            for the other task.
     """
     asked = None if loss is None else make_loss(loss, name)
     if name == "regression":
@@ -234,27 +237,29 @@ def make_task(
 def training_weights(
     labels: Tensor, train: Tensor, row_weights: Tensor | None, class_weight: str
 ) -> Tensor | None:
-    """Compute each row's weight w; the loss of a batch is sum(w * loss of a row) / sum(w).
+    """Compute each row's weight w in the loss.
 
-    With "balanced", the weight of a row is (training rows) / (classes * training rows of its
-    class), as in scikit-learn, times the row's own weight.
+    The loss of a batch is sum(w * loss of a row) / sum(w). With "balanced", the weight of a row is
+    its own weight times (training rows) / (classes * training rows of its class), as in
+    scikit-learn.
 
     Args:
         labels: labels of all rows, axes (rows,).
         train: positions of the training rows.
-        row_weights: own weights of all rows, axes (rows,), not negative; None gives all rows equal
-            weights.
+        row_weights: each row's own weight, axes (rows,), not negative; None gives all rows the same
+            weight.
         class_weight: "none" or "balanced".
 
     Returns:
-        The result is float32 of axes (rows,), or None if all training rows have equal weights.
+        The weights, float32, axes (rows,); None if all training rows have the same weight.
 
     >>> labels = torch.tensor([0, 0, 0, 1])
     >>> training_weights(labels, torch.arange(4), None, "balanced")
     tensor([0.6667, 0.6667, 0.6667, 2.0000])
 
     Raises:
-        DataError: the number of weights differs, or weights are negative, not finite, or all 0.
+        DataError: the number of weights differs from the number of rows, or weights are negative,
+            not finite, or all 0.
     """
     if row_weights is None and class_weight == "none":
         return None
@@ -273,12 +278,13 @@ def training_weights(
 def batch_weights(
     weights: Tensor | None, rows: np.ndarray, counts: Tensor | None, device: torch.device
 ) -> Tensor | None:
-    """Return the weights of a batch's rows, axes (rows,); None if all weights are equal.
+    """Return the weights of a batch's rows in the loss, axes (rows,); None if all are equal.
 
     Args:
         weights: weights of all rows, from `training_weights`.
         rows: positions of the batch's rows.
-        counts: mask of the rows that count in the loss, axes (rows,); None means all rows.
+        counts: mask of the batch's rows that the loss includes, axes (rows,); None includes all
+            rows.
         device: device of the result.
     """
     if weights is None:
@@ -301,15 +307,15 @@ def _check_weights(row_weights: Tensor, rows: int, train: Tensor) -> None:
 
 @dataclass
 class Meter:
-    """Accumulates a phase's batches, and reports metrics over all rows of these batches.
+    """Accumulates the batches of one phase, and reports metrics over all rows of these batches.
 
     In training, a meter computes only the loss and a cheap metric: the accuracy or the root of the
-    loss. In any other phase it stores the outputs and labels that the task needs until the phase
-    ends, and reports all metrics of the task.
+    mean loss. In any other phase, it stores the outputs and labels that the task needs until the
+    phase ends, and then computes all metrics of the task.
 
     Args:
         task: task that interprets the outputs.
-        phase: prefix of the metrics' names.
+        phase: name of the phase, which is the prefix of the metrics' names.
     """
 
     task: Task
@@ -324,14 +330,13 @@ class Meter:
     def add(
         self, outputs: Tensor, labels: Tensor, loss: float, weights: Tensor | None = None
     ) -> None:
-        """Count the results of one batch.
+        """Add the results of one batch.
 
         Args:
-            outputs: outputs of the top, axes (rows, outputs).
-            labels: labels, axes (rows,).
-            loss: mean loss of the batch, as the task computes it.
-            weights: weights with which `loss` averages the rows, axes (rows,); None means equal
-                weights.
+            outputs: outputs of the top model, axes (rows, outputs).
+            labels: labels of the rows, axes (rows,).
+            loss: mean loss of the batch as the task computed it.
+            weights: weights of the rows in `loss`, axes (rows,); None means equal weights.
         """
         weight = len(labels) if weights is None else float(weights.sum())
         self.rows += len(labels)
@@ -344,16 +349,16 @@ class Meter:
             self.correct += int((outputs.argmax(dim=1) == labels).sum())
 
     def state(self) -> dict[str, Any]:
-        """Return the sums so far, for a checkpoint."""
+        """Return the accumulated values, for a checkpoint."""
         return {one.name: copy(getattr(self, one.name)) for one in fields(self)[2:]}
 
     @classmethod
     def restored(cls, task: Task, phase: str, state: Mapping[str, Any]) -> Meter:
-        """Make a meter that continues from the sums in `state`."""
+        """Make a meter that continues from the values that `state` returned."""
         return cls(task, phase, **{name: copy(value) for name, value in state.items()})
 
     def figures(self) -> dict[str, float]:
-        """Return metrics by name, in the labels' own units; empty if no row was counted."""
+        """Return the metrics by name, in the unit of the labels; empty if no row was added."""
         if not self.rows:
             return {}
         loss = self.task.own_units(self.loss / self.weight) if self.weight else 0.0
@@ -367,9 +372,10 @@ class Meter:
         return {f"{self.phase}_{name}": value for name, value in found.items()}
 
     def _quality(self) -> dict[str, float]:
-        """Return metrics of the calibrated answers.
+        """Return the metrics of the answers after calibration.
 
-        Validation rows stay uncalibrated, because the calibration curves are fitted to them.
+        The answers for validation rows are not calibrated, because the calibration curves are
+        fitted to these rows.
         """
         before, labels = torch.cat(self.evidence), torch.cat(self.labels)
         if self.task.calibration is None or self.phase == "validation":
@@ -383,11 +389,14 @@ class Meter:
         return found
 
     def calibrated(self) -> Tensor:
-        """Return the stored outputs after calibration, batch by batch."""
+        """Return the stored answers after calibration, which is applied batch by batch."""
         return torch.cat([self.task.calibrated(one) for one in self.evidence])
 
     def scored(self, *, calibrated: bool = True) -> Scored | Guessed | Residuals | None:
-        """Return counts of the rows; None for more than `FEW_CLASSES` classes, and in training."""
+        """Return counts of the rows by score.
+
+        None in training, and with more than `FEW_CLASSES` classes.
+        """
         if not self.evidence or isinstance(self.task, ManyClasses):
             return None
         evidence = self.calibrated() if calibrated else torch.cat(self.evidence)
@@ -401,21 +410,23 @@ EpochRecord = dict[str, Any]
 
 
 class Progress:
-    """Counters of the label party; checkpoints contain them, so a resumed run reports all counts.
+    """Counters of the label party.
+
+    Checkpoints contain the counters, so a resumed run continues them.
 
     Args:
-        task: the learning task, which interprets outputs.
+        task: the learning task, which computes metrics from outputs.
         ledger: ledger of the bytes and times on the links.
-        on_epoch: function that receives one record for each epoch.
+        on_epoch: function that is called with one record after each epoch.
 
     Attributes:
-        train_steps, train_rows, train_seconds: number of training exchanges, number of their rows,
-            and their time in seconds.
-        asked_steps, asked_rows: number of evaluation exchanges, and number of their rows, including
-            evaluations during the training.
-        history: one record for each epoch.
-        ended: meters of the test rows, and of the validation rows with the best weights; a resumed
-            run has the meter of the validation rows only if a calibration needs it.
+        train_steps, train_rows, train_seconds: number of training exchanges, number of rows in
+            these exchanges, and their duration in seconds.
+        asked_steps, asked_rows: number of exchanges that evaluate or predict, including those
+            during a training, and number of rows in these exchanges.
+        history: one record of metrics for each epoch.
+        ended: meters of the test rows, and of the validation rows for the best weights; a resumed
+            run has the meter of the validation rows only if the task calibrates.
     """
 
     def __init__(self, task: Task, ledger: Ledger, on_epoch: Callable[[EpochRecord], None]) -> None:
@@ -437,19 +448,21 @@ class Progress:
         self.train_rows += rows
 
     def asked(self, rows: int) -> None:
-        """Count one exchange of an evaluation."""
+        """Count one exchange that evaluates or predicts."""
         self.asked_steps += 1
         self.asked_rows += rows
 
     def meter(self, phase: str) -> Meter:
-        """Return the meter of a phase in this epoch."""
+        """Return the meter of this phase in the current epoch."""
         return self._meters.setdefault(phase, Meter(self._task, phase))
 
     def judged(self, *, stays: bool) -> Meter | None:
-        """Return the meter of the validation rows for the final weights; None without such rows.
+        """Return the meter of the validation rows for the final weights.
+
+        None if there are no such rows.
 
         Args:
-            stays: whether the weights of this epoch are the final weights.
+            stays: whether the weights at the end of this epoch are the final weights.
         """
         return (
             self._meters.get("validation", self.ended.get("validation"))
@@ -460,12 +473,12 @@ class Progress:
     def end_epoch(
         self, epoch: int, seconds: float, more: Mapping[str, Any], *, stays: bool = True
     ) -> None:
-        """Make the record of an epoch from its metrics and `more`, then reset the meters.
+        """Make the record of an epoch from its metrics and from `more`; then begin new meters.
 
         Args:
             epoch: number of the epoch, from 1.
-            seconds: duration of the epoch, in seconds.
-            more: further entries of the record.
+            seconds: duration of the epoch in seconds.
+            more: further entries of the epoch's record.
             stays: whether the weights at the end of this epoch are the best so far.
         """
         record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
@@ -482,7 +495,7 @@ class Progress:
         self._on_epoch(record)
 
     def kept_scores(self) -> dict[str, Any]:
-        """Return counts of validation and test rows by score or class, with the final weights."""
+        """Return counts of validation and test rows by score, with the final weights."""
         found = {phase: meter.scored() for phase, meter in self.ended.items()}
         if self._task.calibration is not None and "test" in self.ended:
             found["uncalibrated"] = self.ended["test"].scored(calibrated=False)
@@ -499,7 +512,7 @@ class Progress:
         } | self._kept_validation()
 
     def _kept_validation(self) -> dict[str, Any]:
-        """Return what a later calibration needs of the validation rows, for a checkpoint."""
+        """Return the validation meter's state, which a later calibration needs."""
         kept = self.ended.get("validation") if self._task.calibration is not None else None
         return {} if kept is None else {"validation": kept.state()}
 
@@ -519,17 +532,18 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Learning objective of a session, from the [label] table of the experiment.
+    """Learning objective of a session: top model, task and loss from [label] of the experiment.
 
     Attributes:
-        top: spec of the top model, or a module that maps the merged cuts to `outputs` numbers.
+        top: spec of the top model, or a module that maps the merged cuts to `outputs` numbers per
+            row.
         task: "classification" or "regression".
-        outputs: number of classes, or 1.
+        outputs: number of classes; 1 for a regression.
         class_weight: "none" or "balanced".
-        hits: k of the hit rate at k; 0 computes no hit rate.
-        bottom: module for the label party's own columns, in place of the bottom in the terms.
+        hits: k of the hit rate at k; 0 omits the hit rate.
+        bottom: module for the label party's own columns; it replaces the bottom model in the terms.
         calibration: "none", "isotonic" or "platt".
-        loss: spec of the loss; None is the usual loss of the task.
+        loss: spec of the loss function; None is the usual loss of the task.
     """
 
     top: str | nn.Module
@@ -549,13 +563,16 @@ class Objective:
         top: nn.Module | None = None,
         bottom: nn.Module | None = None,
     ) -> Objective:
-        """Make the objective from the settings; given models replace those of the settings."""
+        """Make the objective from the settings.
+
+        Given modules replace the models of the settings.
+        """
         weighing = label.class_weight, label.hits
         how = label.calibration, label.loss
         return cls(top or label.top, label.task, outputs, *weighing, bottom, *how)
 
     def make_task(self) -> Task:
-        """Build the party's task; see `make_task`."""
+        """Build the learning task of the objective; see `make_task`."""
         return make_task(self.task, self.outputs, self.hits, self.calibration, self.loss)
 
 
@@ -565,11 +582,11 @@ def _nothing(_: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records of a session's costs and results.
+    """Objects that receive the costs and results of a session.
 
     Attributes:
-        ledger: ledger of the links.
-        on_epoch: function that receives one record for each epoch.
+        ledger: ledger of the bytes and times on the links.
+        on_epoch: function that is called with one record after each epoch.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -577,23 +594,25 @@ class Records:
 
 
 class AnyLabelParty:
-    """Common base of every label party: counts exchanges, computes metrics, selects weights.
+    """Base class of every label party: it counts exchanges, computes metrics and selects weights.
 
     Args:
-        data: labels, and the party's own columns if any.
+        data: the labels, and the inputs from the party's own columns if there are any.
         terms: the agreed terms.
-        own: the party's secret, its adversary, its device, and its checkpoints.
+        own: the party's private state: its secret, adversary, device and checkpoints.
         task: the learning task.
         records: objects that receive metrics and progress.
-        stopping: selects the weights and decides when training stops.
+        stopping: object that selects the best weights and decides when the training stops.
 
     Attributes:
-        outputs: outputs of a prediction, one tensor for each batch.
-        uncalibrated: outputs of a prediction before calibration; empty without a calibration.
-        remarked: the model's remarks on the predicted rows; see `WholeNetwork.remarks`.
-        tested: answers of the test rows, one tensor for each batch.
-        progress: counters of the session.
-        doubts: warnings about the fit of the party's calibration.
+        outputs: calibrated outputs of a prediction, one tensor for each batch.
+        uncalibrated: outputs of a prediction before calibration, one tensor for each batch; empty
+            without calibration.
+        remarked: the model's remarks (additional results) on the predicted rows; see
+            `WholeNetwork.remarks`.
+        tested: calibrated answers for the test rows, one tensor for each batch.
+        progress: counters of this session.
+        doubts: warnings about the fit of the party's calibration curves.
     """
 
     def __init__(
@@ -637,53 +656,59 @@ class AnyLabelParty:
         return ()
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """Return logits of classes, or numbers in the units of the labels."""
+        """Convert outputs to logits of classes, or to numbers in the unit of the labels."""
         return self._task.answers(outputs).cpu()
 
     def calibrated(self, answers: Tensor) -> Tensor:
-        """Return logarithms of calibrated probabilities, if the party calibrates."""
+        """Return the logarithms of calibrated probabilities.
+
+        Without calibration, return the argument.
+        """
         return self._task.calibrated(answers)
 
     @property
     def split(self) -> Split:
-        """Split of the session's rows."""
+        """Split of the session's rows into training, validation and test rows."""
         return self.data.split
 
     @property
     def history(self) -> list[EpochRecord]:
-        """One record for each epoch."""
+        """One record of metrics for each epoch."""
         return self.progress.history
 
     def weights(self) -> dict[str, Tensor]:
-        """Return weights and states of the label party; they never leave the party."""
+        """Return weights and states of the label party; both never leave the party."""
         raise NotImplementedError
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 digest of `weights`."""
+        """Return the SHA-256 digest of the result of `weights`."""
         return weights_digest(self.weights())
 
     def revealed(self) -> list[Revealed]:
-        """Return kinds and sizes of values that the party learned besides the terms and counts."""
+        """Return kinds and numbers of further values that the party has learned."""
         return []
 
     def traffic(self) -> list[dict[str, Any]]:
-        """Return the party's sent bytes by receiver and phase, unless its ledger counts them."""
+        """Return bytes sent, by receiver and phase; empty if the ledger counts them."""
         return []
 
     def column_values(self) -> np.ndarray | None:
-        """Return contributions of the party's own columns; see `WholeNetwork.column_values`."""
+        """Return Shapley values of the party's own columns; see `WholeNetwork.column_values`."""
         return None
 
     def importance(self) -> Mapping[str, Any] | None:
-        """Return the importance of parties and columns in an evaluation, or None."""
+        """Return the importance of parties and columns in an evaluation.
+
+        None if it is not computed.
+        """
         return None
 
     def figures(self) -> dict[str, Any]:
-        """Return further metrics of the trained model; see `quality` for its predictions."""
+        """Return further metrics about the trained model itself, by name."""
         return {}
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Return privacy statements for the owners of rows and labels in this session."""
+        """Return privacy statements for the owners of the rows and the labels in this session."""
         return ()
 
     def _go_through(self, schedule: Iterable[Exchange], step: Callable[[Exchange], None]) -> None:
@@ -693,7 +718,7 @@ class AnyLabelParty:
     def _one_by_one(
         self, schedule: Iterable[Exchange], step: Callable[[Exchange], None]
     ) -> Iterator[Exchange]:
-        """Run the session exchange by exchange, and make the record of each epoch."""
+        """Run the exchanges of a session one by one, and make the record of each epoch."""
         for epoch, exchanges in groupby(schedule, key=lambda exchange: exchange.epoch):
             started = time.perf_counter()
             for exchange in exchanges:
@@ -710,11 +735,11 @@ class AnyLabelParty:
             self._calibrate(self.history[-1]["epoch"])
 
     def _stays(self, epoch: int) -> bool:
-        """Return whether the weights at the end of an epoch are the best so far."""
+        """Return whether the weights at the end of this epoch are the final weights so far."""
         return self.terms.train.keep != "best" or self.stopping.best_epoch == epoch
 
     def _calibrate(self, epoch: int) -> None:
-        """Fit the calibration curves once to the validation rows with the final weights."""
+        """Fit the calibration curves, once, to the validation rows with the final weights."""
         calibration = self._task.calibration
         if calibration is None or self._is_calibrated:
             return
@@ -727,13 +752,13 @@ class AnyLabelParty:
         self.doubts += calibration.doubts
 
     def _spent(self) -> dict[str, float]:
-        """Return the privacy cost of the training so far, if the training has a budget."""
+        """Return the epsilon that the training has spent so far, by name; empty without [dp]."""
         return {}
 
     def _note(self, outputs: Tensor, labels: Tensor | None, exchange: Exchange) -> bytes | None:
-        """Store the outputs of a query, or add them to the metrics.
+        """Store the outputs of queried rows, or add them to the metrics.
 
-        After the last query of an epoch's validation, the method returns the verdict of early
+        After the last validation query of an epoch, the method returns the decision of early
         stopping.
         """
         self.progress.asked(len(exchange.rows))
@@ -764,7 +789,10 @@ class AnyLabelParty:
     def _note_apart(
         self, outputs: Tensor, labels: Tensor, groups: Mapping[str, np.ndarray]
     ) -> None:
-        """Add groups of a query's rows to separate meters; `groups` has their masks by phase."""
+        """Add groups of the queried rows to separate meters.
+
+        `groups` maps a meter's name to a mask of rows.
+        """
         for phase, rows in groups.items():
             if rows.any():
                 at = torch.from_numpy(np.flatnonzero(rows)).to(labels.device)
@@ -773,34 +801,36 @@ class AnyLabelParty:
 
 
 class Beside(Protocol):
-    """Interface of another party that runs in the same process."""
+    """Interface of another party that runs in the same process as the label party."""
 
     def begin(self, exchange: Exchange) -> None:
-        """Send the messages that the exchange needs."""
+        """Send the messages with which an exchange begins."""
 
     def answer(self, exchange: Exchange) -> None:
-        """Send the answers to messages of other parties."""
+        """Answer the messages of other parties."""
 
     def finish(self, exchange: Exchange) -> None:
-        """Receive the answers that other parties return."""
+        """Receive the messages with which an exchange ends."""
 
 
 class LabelParty(AnyLabelParty):
     """Runs the label party through the exchanges of a session.
 
     Args:
-        data: labels (not needed to predict) and the label party's own columns, aligned with the
-            rows of all parties.
+        data: labels (not needed for a prediction) and inputs from the label party's own columns,
+            aligned with the rows of all parties.
         terms: the session's terms.
-        links: streams to each feature party, and to a third party if it deals shares.
-        own: the party's private state; the initial weights of the top model follow from its secret.
+        links: links to each feature party, and to a third party if one deals shares.
+        own: the party's private state; the initial weights of the top model are derived from its
+            secret.
         objective: the learning objective.
-        weights: trained weights, for evaluation and prediction.
+        weights: trained weights, for an evaluation or prediction; None for a training.
         records: objects that receive metrics and progress.
 
     Raises:
-        SpecError: a plug-in does not fit, or the defense is undefined for this kind of labels.
-        ExposedCutError: the secure mode would not hide the single cuts.
+        SpecError: a plug-in does not fit the terms, or the defense is not defined for this kind of
+            label.
+        ExposedCutError: the secure mode would not hide the cuts of single parties.
 
     Attributes:
         next_step: number of the next exchange.
@@ -860,9 +890,9 @@ class LabelParty(AnyLabelParty):
     def _take_models(
         self, top: nn.Module, bottom: nn.Module | None, merger: nn.Module, own: Own
     ) -> MissingCuts | None:
-        """Combine this party's models into one module on the party's device.
+        """Combine the models of this party in one module on the party's device.
 
-        Return the learned vectors for missing rows; None if no row is missing.
+        Return the learned vectors for rows that parties lack; None if no row is missing.
         """
         terms, defense = self.terms, self._defense
         self.model = nn.ModuleDict({"top": top})
@@ -888,9 +918,9 @@ class LabelParty(AnyLabelParty):
         return missing
 
     def _private_half(self, objective: Objective) -> PrivateHalf | None:
-        """Build DP-SGD for the weights that this party trains, if the terms have [dp].
+        """Build the DP-SGD object for the weights that this party trains; None without [dp].
 
-        In the model, the outputs of one row must not depend on other rows.
+        The model's output for one row must not depend on other rows.
         """
         data, terms = self.data, self.terms
         shapes = [
@@ -906,10 +936,10 @@ class LabelParty(AnyLabelParty):
         return self._plan.half(*law, self._secret, self._at_branches.branches)
 
     def _take_labels(self, labels: Tensor, objective: Objective) -> None:
-        """Prepare the labels for training, and fit the task to them.
+        """Prepare the labels for the training, and fit the task's state to them.
 
-        All labels are copied only if the task or the defense reads all: a table may be larger than
-        memory.
+        All labels are copied only if the task or the defense reads all: the whole column may need
+        too much memory.
         """
         train = torch.from_numpy(self.data.split.train)
         if defenses.uses(self._defense, "counts"):
@@ -918,8 +948,8 @@ class LabelParty(AnyLabelParty):
         if defenses.uses(self._defense, "labels"):
             self._labels = labels = labels.clone()
             labels[train] = self._defense.labels(labels[train], self._secret)
-        # Weights are computed from the labels that the training uses: true labels would disclose
-        # what a defense hides.
+        # Weights are computed from the labels that the defense returned: weights from the true
+        # labels would disclose what the defense hides.
         weights = training_weights(labels, train, self.data.row_weights, objective.class_weight)
         if self._task.fits:
             self._task.fit(labels[train], None if weights is None else weights[train])
@@ -933,11 +963,11 @@ class LabelParty(AnyLabelParty):
         self._row_weights = weights
 
     def run(self, schedule: Iterable[Exchange], others: Sequence[Beside] = ()) -> None:
-        """Run a whole session; `stopping.follow` makes a schedule that may end early.
+        """Run all exchanges of a session; early stopping may shorten the schedule.
 
         Args:
             schedule: exchanges of the session.
-            others: other parties in the same process, in the order in which they send.
+            others: other parties in the same process, in the order in which they send their cuts.
         """
         for _ in self.steps(schedule, others):
             pass
@@ -945,7 +975,7 @@ class LabelParty(AnyLabelParty):
     def steps(
         self, schedule: Iterable[Exchange], others: Sequence[Beside] = ()
     ) -> Iterator[Exchange]:
-        """Run a session one exchange at a time; yield each finished exchange."""
+        """Run the exchanges of a session one by one; yield each exchange when it is completed."""
 
         def step(exchange: Exchange) -> None:
             if exchange.saves:
@@ -965,11 +995,11 @@ class LabelParty(AnyLabelParty):
         return self._one_by_one(schedule, step)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return weights and states of the label party; they never leave the party."""
+        """Return weights and states of the label party; both never leave the party."""
         return lasting(self._state(), self._stateful())
 
     def _state(self) -> dict[str, Tensor]:
-        """Return the whole state, including the state that only a training uses."""
+        """Return weights and states, including states that only a training needs."""
         state = gather(self.model, self._stateful())
         return {name: value.cpu() for name, value in state.items()}
 
@@ -986,11 +1016,11 @@ class LabelParty(AnyLabelParty):
         return {"epsilon": self._plan.epsilon(self.progress.train_steps)}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Restore the weights that `weights` returned."""
+        """Restore the weights that the method `weights` returned."""
         restore(self.model, self._stateful(), weights)
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state for an exact resume: weights, optimiser, and counters."""
+        """Return the state for an exact resume: weights, optimiser, counters, gradients."""
         return {
             "state": self._state(),
             "optimizer": self._optimizer.state_dict() if self._optimizer else {},
@@ -1002,17 +1032,17 @@ class LabelParty(AnyLabelParty):
         }
 
     def resume(self, step: int) -> None:
-        """Return to the state before exchange `step`; 0 means the initial state.
+        """Return to the state before the exchange `step`; with 0, keep the initial state.
 
         Raises:
-            RunFolderError: the checkpoint is missing, damaged or of another experiment.
+            RunFolderError: the checkpoint is missing or damaged, or belongs to another experiment.
         """
         if self._checkpoints is not None and step > 0:
             self.load_training_state(self._checkpoints.load(step))
         if not self._ranks.alone:
             self.load_training_state(self._ranks.spread(self.training_state()))
             if self._ranks.rank > 0:
-                self.ledger.restore([])  # rank 0 has counted all messages before
+                self.ledger.restore([])  # rank 0 counts the messages before the checkpoint
 
     def load_training_state(self, saved: Mapping[str, Any]) -> None:
         """Restore a state that `training_state` returned."""
@@ -1025,7 +1055,7 @@ class LabelParty(AnyLabelParty):
         self._adversary.load_training_state(saved.get("adversary", {}))
         for name, end in self.ends.items():
             end.send_again(saved["gradients"][name])
-        self.progress.restore(saved["progress"])  # also counts the messages that were sent again
+        self.progress.restore(saved["progress"])  # includes the messages that were sent again
 
     def _stateful(self) -> dict[str, Stateful]:
         codecs = {f"codec-{name}": end.codec for name, end in self.ends.items()}
@@ -1057,8 +1087,8 @@ class LabelParty(AnyLabelParty):
                 outputs = self._top(cuts)
                 logits = self._defense.logits(outputs, context)
                 targets = self._defense.targets(truth, logits.shape[1], context)
-                # The mean over no rows is undefined, so the loss of an empty batch is 0 with empty
-                # gradients.
+                # The mean over no rows is undefined, so for an empty batch the loss is 0 and the
+                # gradients are empty.
                 loss = self._task(logits, targets, weights) if rows else logits.sum()
                 sent = {name: cut for name, cut in cuts.items() if name in self.ends}
                 extra = self._defense.loss(sent, truth, logits, context)
@@ -1068,19 +1098,20 @@ class LabelParty(AnyLabelParty):
         if self.private is None:
             total.backward()  # type: ignore[no-untyped-call]
         else:
-            # The cuts of the other parties, or the sum of these cuts.
+            # The received cuts of the other parties, or the sum of these cuts.
             leaves = [cut for cut in cuts.values() if cut.is_leaf and cut.requires_grad]
             self._at_branches.expect(exchange.step, exchange.rows)
             self._give_private_gradients(total, outputs, leaves, calls, exchange.step)
-        # The gradients are sent before our own optimiser step, so that the parties work at the same
-        # time.
+        # The gradients are sent before this party's optimiser step, so that the other parties can
+        # compute meanwhile.
         self.aggregator.send_gradients(exchange, labels)
         if self._optimizer is not None:
             self._optimizer.step()
             if rows:
                 self._go_on(exchange, whole, inputs, truth, weights, cuts)
         self.progress.trained(len(whole.rows))
-        # Metrics use the outputs as a prediction returns them, whatever the loss uses.
+        # Metrics use the outputs that a prediction would return, even if the loss uses other
+        # values.
         shown = self._defense.logits(outputs.detach(), StepContext(exchange.step))
         if counts is not None and weights is not None:
             kept = counts.to(truth.device)
@@ -1103,15 +1134,15 @@ class LabelParty(AnyLabelParty):
         weights: Tensor | None,
         sent: Mapping[str, Tensor],
     ) -> None:
-        """Run the additional local steps of an exchange on its received cuts.
+        """Run the additional local steps of an exchange, which use the cuts already received.
 
         Args:
-            exchange: the exchange, restricted to the rows of this rank.
+            exchange: the exchange, with the rows of this rank only.
             whole: the same exchange with the rows of all ranks.
             inputs: inputs of the label party's own columns; None without columns.
             truth: labels that the training uses.
-            weights: weights of the rows in the loss; None if all are equal.
-            sent: cuts as the exchange received them; their gradients are set.
+            weights: weights of the rows in the loss; None if all weights are equal.
+            sent: cuts that the exchange received; their gradients have been computed.
         """
         assert self._optimizer is not None, "only in a training"
         context = StepContext(exchange.step, training=True, secret=self._secret)
@@ -1124,7 +1155,8 @@ class LabelParty(AnyLabelParty):
                 turned = self._turned(loss, cuts, sent)
                 if turned is not None:
                     usual = torch.ones_like(turned) if weights is None else weights
-                    share = weighted_mean(turned, usual)  # otherwise few rows count like many
+                    # otherwise a few rows with weight would count like a whole batch
+                    share = weighted_mean(turned, usual)
                     loss = share * self._task(logits, targets, turned * usual)
                 named = {name: cut for name, cut in cuts.items() if name in self.ends}
                 extra = self._defense.loss(named, truth, logits, context)
@@ -1135,7 +1167,7 @@ class LabelParty(AnyLabelParty):
             self._optimizer.step()
 
     def _whole_loss(self, loss: Tensor, extra: Tensor | None, exchange: Exchange) -> Tensor:
-        """Add the defense's loss to the task's loss; delete the gradients of the last step."""
+        """Add the defense's loss to the task's loss; delete the gradients of the previous step."""
         total = loss if extra is None else loss + extra
         check_finite(total, "loss", self.data.name, exchange.step)
         drop_gradients(self._trainable)
@@ -1144,7 +1176,7 @@ class LabelParty(AnyLabelParty):
     def _last_cuts(
         self, exchange: Exchange, inputs: Tensor | None, sent: Mapping[str, Tensor], turn: int
     ) -> dict[str, Tensor]:
-        """Return an exchange's received cuts, and the own cut with the present weights."""
+        """Return the received cuts, and this party's own cut with its present weights."""
         cuts = {}
         for name, cut in sent.items():
             if name in self.ends:
@@ -1153,16 +1185,16 @@ class LabelParty(AnyLabelParty):
                 with self._own_draws.at(exchange.step, turn), self._compute.forward():
                     own = inputs.to(self._compute.device)
                     cuts[name] = self._compute.run(self.model, "bottom", own).float()
-            else:  # the sum of several parties' cuts
+            else:  # the sum of the cuts of several parties
                 cuts[name] = cut.detach().requires_grad_()
         return cuts
 
     def _turned(
         self, loss: Tensor, cuts: Mapping[str, Tensor], sent: Mapping[str, Tensor]
     ) -> Tensor | None:
-        """Return each row's weight by the angle between its present and its earlier cut gradient.
+        """Return each row's weight from the angle between its present and its earlier cut gradient.
 
-        If all rows have equal weights, return None.
+        Return None if all rows have equal weights.
         """
         if not self._local.angle:
             return None
@@ -1174,7 +1206,7 @@ class LabelParty(AnyLabelParty):
         return self._local.weights(torch.cat([*now], 1), joined)
 
     def _part(self, share: Exchange, whole: Exchange) -> float:
-        """Return the weight of this rank's rows in the batch's mean loss, from 0 to 1."""
+        """Return the fraction (0 to 1) of the batch's total weight that this rank's rows have."""
         if self._row_weights is None:
             return len(share.rows) / len(whole.rows)
         own, all_of_them = (float(self._row_weights[one.rows].sum()) for one in (share, whole))
@@ -1183,9 +1215,9 @@ class LabelParty(AnyLabelParty):
     def _give_private_gradients(
         self, total: Tensor, outputs: Tensor, cuts: list[Tensor], calls: list[Call], step: int
     ) -> None:
-        """Compute exact gradients of the cuts, and private gradients of this party's weights.
+        """Compute exact gradients of cuts, and private gradients of this party's weights.
 
-        Private gradients are clipped and noisy.
+        DP-SGD clips the private gradients and adds noise to them.
         """
         assert self.private is not None, "only with a plan"
         (of_outputs,) = torch.autograd.grad(total, [outputs], retain_graph=True)
@@ -1221,24 +1253,32 @@ class LabelParty(AnyLabelParty):
 
     @torch.no_grad()
     def query(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
-        """Return a query's cuts by party, or the feature parties' sum; axes (rows, width) each.
+        """Return the queried rows' cuts by party, or the sum of the feature parties' cuts.
+
+        Axes (rows, width).
 
         Args:
             exchange: the queried rows.
-            inputs: the label party's own columns of these rows; None without columns.
+            inputs: the label party's inputs of these rows; None without own columns.
         """
         set_training(self.model, False)
         return self._cuts(exchange, inputs)
 
     @torch.no_grad()
     def outputs_of(self, cuts: Mapping[str, Tensor], step: int) -> Tensor:
-        """Run the top model on a query's cuts; return outputs of axes (rows, outputs)."""
+        """Run the top model on the cuts of queried rows.
+
+        Return its outputs, axes (rows, outputs).
+        """
         rows = len(next(iter(cuts.values())))
         outputs = self._through_top(filled(self.merged(cuts)))[:rows]
         return self._defense.logits(outputs, StepContext(step))
 
     def contributions(self, row: int) -> None:
-        """Return None: contributions follow from the cuts; see `ServingParty.contributions`."""
+        """Return None: contributions are computed from the cuts.
+
+        See `ServingParty.contributions`.
+        """
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor | None, Tensor | None]:
         rows = torch.from_numpy(exchange.rows)
@@ -1249,7 +1289,7 @@ class LabelParty(AnyLabelParty):
     def _cuts(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
         """Return every party's cut in merge order.
 
-        The label party computes its own cut before it waits for the cuts of other parties.
+        The label party computes its own cut before it waits for the other parties' cuts.
         """
         own: dict[str, Tensor] = {}
         if "bottom" in self.model and inputs is not None:
@@ -1271,7 +1311,7 @@ class LabelParty(AnyLabelParty):
         return cuts
 
     def _through_model(self, *parts: Tensor) -> Tensor:
-        """Compute outputs from the cuts of all parties, and from the label party's own columns."""
+        """Compute outputs from the other parties' cuts and the label party's own inputs."""
         cuts = dict(zip(self.terms.parties, parts, strict=True))
         if "bottom" in self.model:
             cuts[self.data.name] = self.model["bottom"](cuts[self.data.name])
@@ -1281,7 +1321,7 @@ class LabelParty(AnyLabelParty):
         return self._through_top(self.merged(cuts))
 
     def merged(self, cuts: Mapping[str, Tensor]) -> Tensor:
-        """Merge the cuts, in merge order, into the top model's input; axes (rows, width)."""
+        """Merge cuts, given in merge order, into the input of the top model; axes (rows, width)."""
         merged: Tensor = self.model["merger"](*cuts.values())
         return merged
 
@@ -1292,7 +1332,7 @@ class LabelParty(AnyLabelParty):
 
 
 def label_defense(data: PartyData, terms: Terms, objective: Objective) -> Defense:
-    """Make the label party's defense object, configured for the party's labels."""
+    """Make the label party's defense object, prepared for the kind of labels."""
     classes = objective.outputs if objective.task == "classification" else None
     weighted = objective.class_weight != "none" or data.row_weights is not None
     calibrated = objective.calibration != "none" and terms.mode == "train"
@@ -1307,10 +1347,10 @@ def label_defense(data: PartyData, terms: Terms, objective: Objective) -> Defens
 
 
 def _refuse_whole_cuts(defense: Defense) -> None:
-    """Refuse a defense that needs every party's cut of every row, if some parties lack rows.
+    """If some parties lack rows, refuse a defense that needs every party's cut of every row.
 
     Raises:
-        SpecError: the defense does not support such a task; the error names the defense.
+        SpecError: the defense does not support missing rows; the error names the defense.
     """
     members = defense.members if isinstance(defense, Chain) else (defense,)
     for member in members:
@@ -1325,7 +1365,7 @@ def _refuse_whole_cuts(defense: Defense) -> None:
 
 
 def top_step(terms: Terms, objective: Objective) -> Callable[[], None]:
-    """Make a function that runs a trial step of the top model, for `use_threads`."""
+    """Return a function that runs one step of a copy of the top model, for `use_threads`."""
     width, top = terms.merged_width, objective.top
 
     def build() -> nn.Module:
@@ -1351,7 +1391,7 @@ def _ends(
     own: Own,
     links: Mapping[str, Link],
 ) -> dict[str, LabelEnd]:
-    """Make the label party's endpoints, one per feature party, in merge order."""
+    """Make the label party's endpoints of the exchanges, one per feature party, in merge order."""
     ends = {}
     for name in terms.feature_parties:
         width, codec = terms.parties[name].width, mode.label_codec(name, terms, own.secret)

@@ -1,4 +1,4 @@
-"""Results of a session at the label party: metrics, the leakage ledger, predictions."""
+"""Results of a session at the label party: metrics, list of disclosed values, predictions."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from vfl.session import Terms, secure_mode
 from vfl.session.label.party import AnyLabelParty, Progress
 from vfl.session.secure_mode import EVALUATE, TRAIN, Revealed
 
-#: Separator of several texts in one cell of `predictions.csv`.
+#: Separator between the texts in one cell of the table `predictions.csv`.
 SEPARATOR = "; "
 
 
 def summarise(
     party: AnyLabelParty, weights_sha256: str, run: str, terms: Terms | None = None
 ) -> dict[str, Any]:
-    """Summarise metrics, bytes, speed and leakage of a finished training or evaluation.
+    """Summarise a finished training or evaluation: metrics, bytes, speed and disclosed values.
 
-    The formula ratio is the codec's compression ratio as the literature gives it. The wire ratio
-    divides all bytes of training frames, with headers, by the bytes of dense float32 cuts and
-    gradients; ratios named `up` and `down` concern one direction only.
+    `formula_ratio` is the compression ratio of the codec by the formula in its publication.
+    `wire_ratio` is the number of bytes of all training frames, headers included, divided by the
+    bytes of uncompressed float32 cuts and gradients; `wire_ratio_up` and `wire_ratio_down` refer to
+    one direction.
 
     Args:
         party: the label party.
-        weights_sha256: digest of all parties' weights.
-        run: the run's folder.
-        terms: terms of the whole session; None takes the terms as this label party sees them, which
-            differ with a middle party.
+        weights_sha256: digest of the trained weights of all parties.
+        run: path of the run's folder.
+        terms: terms of the whole session; None takes `party.terms`, which differ from these if
+            there is a middle party.
     """
     terms, ledger, progress = terms or party.terms, party.ledger, party.progress
     links = [(terms.codec, terms.parties[name].width) for name in terms.feature_parties]
@@ -47,7 +48,7 @@ def summarise(
         links.append((terms.middle.codec, terms.middle.width))
     dense_bytes = 4 * progress.train_rows * sum(width for _, width in links)
     mode = secure_mode.make(terms.secure)
-    if mode.reads_cells:  # no party sends any cut
+    if mode.reads_cells:  # no party sends cuts
         dense_bytes, links = 0, []
     speed = progress.train_steps / progress.train_seconds if progress.train_seconds else None
     return _figures_of(party, terms) | {
@@ -68,7 +69,7 @@ def summarise(
 
 
 def _figures_of(party: AnyLabelParty, terms: Terms) -> dict[str, Any]:
-    """Return the model's quality, and metrics that only some sessions have."""
+    """Return the model's metrics, and further values that only some sessions have."""
     last = party.history[-1] if party.history else {}
     figures = {key: value for key, value in last.items() if key.startswith(("test_", "new_"))}
     tested = party.data.split.test
@@ -98,13 +99,13 @@ def _figures_of(party: AnyLabelParty, terms: Terms) -> dict[str, Any]:
 def traffic_figures(
     ledger: Ledger, links: Sequence[tuple[str, int]], dense_bytes: int
 ) -> dict[str, Any]:
-    """Return the bytes of each party, and sizes compared to dense float32; see `summarise`.
+    """Return each party's bytes, and the ratios of sizes that `summarise` explains.
 
     Args:
         ledger: ledger of the traffic.
-        links: codec and width of each connection on which cuts are sent; may be empty.
-        dense_bytes: size of the training's cuts in one direction as plain float32; 0 if no cuts are
-            sent.
+        links: codec and width of each link on which cuts are sent; empty if no cuts are sent.
+        dense_bytes: bytes of all training cuts in one direction as uncompressed float32; 0 if no
+            cuts are sent.
     """
     sent = {"up": 0, "down": 0}
     for row in ledger.rows():
@@ -122,12 +123,13 @@ def traffic_figures(
 
 
 def guess_of(data: PartyData) -> dict[str, float]:
-    """Return metrics of the best constant prediction for the test rows.
+    """Return the metrics of the best constant prediction for the test rows.
 
     Returns:
-        In a classification, the number of classes, `accuracy` (the share of the most frequent
-        class) and `auc`. In a regression, `rmse` of the mean of the training rows. The result is
-        empty without labels or test rows, and in a regression also without training rows.
+        For a classification, the number of classes, `accuracy` (the fraction of rows of the most
+        frequent class) and `auc`. For a regression, `rmse` of a constant prediction: the mean label
+        of the training rows. The result is empty without labels or test rows, and for a regression
+        also without training rows.
     """
     if data.labels is None or not len(data.split.test):
         return {}
@@ -144,14 +146,15 @@ def guess_of(data: PartyData) -> dict[str, float]:
     return {"rmse": float((tested.double() - mean).square().mean().sqrt())}
 
 
-#: A test AUC below the first number counts as no better than a guess. A training loss counts as
-#: divergent if it grew by more than the second number, which is a factor. A cross-entropy above the
-#: third number, in nats, also counts as divergent; a guess among a thousand classes has 7 nats.
+#: A test AUC below the first number counts as no better than a constant prediction. A training
+#: counts as divergent if its loss has grown by more than the second number, which is a factor. A
+#: cross-entropy above the third number (in nats) also counts as divergent; a random guess among a
+#: thousand classes has a cross-entropy of 7 nats.
 _GUESS, _GREW, _SURPRISE = 0.55, 1.5, 10.0
 
 
 def training_doubts(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return warnings about a training: its loss grew, or its model is no better than a guess.
+    """Return warnings about a training whose loss grew, or whose model is no better than a guess.
 
     >>> training_doubts([{"train_loss": 0.7}, {"train_loss": 9.1}])
     ['the training loss grew from 0.7 to 9.1: divide train.learning_rate by 10']
@@ -180,10 +183,10 @@ def test_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def revealed(terms: Terms, progress: Progress) -> list[Revealed]:
-    """List all values disclosed in a session beyond the agreed terms: the leakage ledger.
+    """List all values that the session disclosed besides the agreed terms: the leakage ledger.
 
-    The list has kinds and sizes only, which the terms and the numbers of exchanges and rows
-    determine.
+    The list contains only kinds and numbers of values, which follow from the terms and the numbers
+    of exchanges and rows.
     """
     mode = secure_mode.make(terms.secure)
     phases = (
@@ -207,18 +210,20 @@ def prediction_table(
     classes: Sequence[str | int] | None,
     uncalibrated: Tensor | None = None,
 ) -> pd.DataFrame:
-    """Make a table with one row per predicted row, named by the label party's id or by position.
+    """Make a table with one row per predicted row.
+
+    The first column is the label party's id or the position.
 
     Args:
         data: the label party's rows, whose ids name the rows.
-        outputs: outputs, axes (rows, classes), or (rows, 1) for a regression.
+        outputs: outputs of the model, axes (rows, classes), or (rows, 1) for a regression.
         classes: names of the classes; None for a regression.
-        uncalibrated: outputs before calibration; the table gets additional columns for the
-            probabilities from these outputs.
+        uncalibrated: outputs before calibration; if given, the table gets additional columns with
+            the probabilities from these outputs.
 
     Returns:
-        If some rows may have been in the training, a column `trained` states how the run used each
-        row; see `PartyData.trained`.
+        If some of the rows may have been used in the training, the table has a column `trained`,
+        which states how the run used each row; see `PartyData.trained`.
     """
     rows = data.split.test
     table = pd.DataFrame({"id": rows if data.ids is None else data.ids[rows]})
@@ -245,10 +250,11 @@ def write_predictions(
     remarks: Sequence[Mapping[str, Any]] = (),
     uncalibrated: Sequence[Tensor] = (),
 ) -> None:
-    """Write the table as a CSV file, atomically, readable by its owner only.
+    """Write the prediction table atomically to a CSV file that only its owner can read.
 
-    Each kind of remark has a column; several remarks on one row share one cell, with a separator.
-    Ids and names of classes that a spreadsheet would take for a formula get an apostrophe.
+    Each kind of remark (additional result of a row) has a column; several remarks of one kind on a
+    row share a cell, divided by a separator. If a spreadsheet program would take an id or a class
+    name for a formula, an apostrophe is put before it.
     """
     before = torch.cat(list(uncalibrated)) if uncalibrated else None
     table = prediction_table(data, torch.cat(list(outputs)), classes, before)

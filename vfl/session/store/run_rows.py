@@ -1,8 +1,8 @@
-"""A party's own record of how a run used its rows: for training, validation or test, by keyed ids.
+"""A party's record of how a run used its rows: for training, validation or test.
 
-The table of a party may change, and may be aligned again, after a training. The record still
-identifies the rows of the training, because it contains a keyed digest of each row's id. The key is
-stored with the record in the party's own part of the run.
+After a training, the party may change its table, or align it again. The record still identifies the
+rows of the training, because it contains a keyed digest of each row's id. The key is stored with
+the record in the party's own part of the run.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from vfl.datasets.table import BLOCK_ROWS
 
 _PARTS = ("train", "validation", "test")
 _POSITION, DIGEST = np.dtype("<i8"), np.dtype("<u8")
-#: Use of a row in a run: an index into `_PARTS`, or NEW for a row that was not in the run.
+#: Use of a row in a run, as a number: an index into `_PARTS`, or NEW for a row that the run did not
+#: use.
 TRAINED, VALIDATED, TESTED, NEW = range(4)
 
 
 @dataclass(frozen=True, eq=False)
 class RunRows:
-    """The rows of one training, at one party.
+    """Record of one party's rows in one training.
 
     Attributes:
-        split: positions of the training, validation and test rows; positions count in the row order
-            of the training.
-        alignment: name of the private alignment that determined the order of the rows; None without
-            such an alignment.
-        order: keyed digest of the order of the rows; with a private alignment, it identifies the
-            alignment's version.
+        split: positions of the training, validation and test rows in the row order of the training.
+        alignment: name of the private alignment that determined the row order; None if there was
+            none.
+        order: keyed digest of the row order; if there was a private alignment, the digest
+            identifies the alignment's version.
         ids: keyed digest of each row's id, uint64, axes (rows,); None if the party's rows have no
             ids.
     """
@@ -49,13 +49,13 @@ class RunRows:
 
     @classmethod
     def of(cls, data: PartyData, alignment: str | None, key: bytes) -> RunRows:
-        """Make the record of a training with these rows."""
+        """Make the record of a training that used these rows."""
         order = keyed_order(data.ids_digest, key)
         return cls(data.split, alignment, order, keyed_ids(data.ids, key))
 
     def parts(self, ids: np.ndarray) -> np.ndarray:
-        """Return how the run used each row, from keyed digests of ids; int8, axes (rows,)."""
-        assert self.ids is not None, "rows without ids are not recognised"
+        """Return how the run used the rows with these keyed digests of ids; int8, axes (rows,)."""
+        assert self.ids is not None, "rows without ids cannot be recognised"
         part = np.full(len(self.ids), NEW, dtype=np.int8)
         for code, name in enumerate(_PARTS):
             part[getattr(self.split, name)] = code
@@ -64,7 +64,7 @@ class RunRows:
         return np.where(self.ids[at] == ids, part[at], np.int8(NEW))
 
     def save(self, path: Path, seal: Seal) -> None:
-        """Write the record, readable by its owner only."""
+        """Write the record to a file that only its owner can read."""
         parts = [getattr(self.split, name) for name in _PARTS]
         head = {
             "alignment": self.alignment,
@@ -83,7 +83,7 @@ class RunRows:
 
     @classmethod
     def load(cls, path: Path, seal: Seal) -> RunRows:
-        """Read a record.
+        """Read a record from its file.
 
         Raises:
             RunFolderError: the record is damaged, or belongs to another training.
@@ -105,12 +105,12 @@ class RunRows:
 
 
 def keyed_order(digest: bytes, key: bytes) -> str:
-    """Return a keyed BLAKE2b digest of an order of rows, 32 bytes as hex."""
+    """Return a keyed BLAKE2b digest of the order of all rows, 32 bytes as hexadecimal digits."""
     return hashlib.blake2b(digest, key=key, digest_size=32).hexdigest()
 
 
 def keyed_ids(ids: Ids | None, key: bytes) -> np.ndarray | None:
-    """Return a keyed BLAKE2b digest of each id, 8 bytes as a uint64, axes (rows,)."""
+    """Return a keyed BLAKE2b digest of each row's id, 8 bytes as a uint64, axes (rows,)."""
     if ids is None:
         return None
     found = np.empty(len(ids), dtype=DIGEST)

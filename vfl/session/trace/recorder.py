@@ -1,9 +1,10 @@
-"""Recorders write a party's own messages of a training while it runs.
+"""Recorders write the frames on a party's links during a training to disk (a trace).
 
-A recorder receives every frame on the party's own links, and follows the schedule to know the rows
-of each frame. A recorder writes its content to disk at the end of every epoch, when the content
-grows large, and before every checkpoint. If the training returns to a checkpoint, the files written
-up to this checkpoint are therefore the whole trace, even if frames were in transit.
+A recorder is called with every frame on the party's links, and follows the schedule in order to
+know the rows of each frame. A recorder writes its buffer to disk at the end of every epoch, when
+the buffer is large, and before every checkpoint. If the training returns to a checkpoint, the files
+that were written up to this checkpoint therefore form a complete trace, even if frames were in
+transit.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from vfl.session.trace.store import (
     pack,
 )
 
-#: Folder of the trace in a party's part of a run.
+#: Name of the folder with the trace, in a party's part of a run.
 TRACE = "trace"
 Weights = Callable[[], Mapping[str, Tensor]]
-#: When training resumes at an exchange, gradients of at most this many earlier exchanges may still
-#: arrive.
+#: When a training resumes at an exchange, gradients of at most this many exchanges before it may
+#: still arrive.
 _BEHIND = 64
 _ENDS = (Kind.GRAD, Kind.ACK)
-_KEPT = (Kind.CUT, Kind.GRAD, Kind.QUERY)  # an ACK contains no values
+_KEPT = (Kind.CUT, Kind.GRAD, Kind.QUERY)  # an ACK frame contains no values
 
 
 class Recorder:
-    """Records one party's frames of one training; it is an `Observer` of the party's links.
+    """Records one party's frames of one training; the party's links call it with each frame.
 
     Args:
-        folder: folder of the trace.
-        party: party that records.
-        settings: settings of the recording.
+        folder: folder of the trace's files.
+        party: name of the party that records.
+        settings: settings of the trace, from the party's own file.
         terms: the agreed terms.
         split: split of the aligned rows.
     """
@@ -64,7 +65,8 @@ class Recorder:
         self._split = split
         self._store = Store(self.folder)
         self._links = len(links_of(terms, party))
-        self._open: dict[int, tuple[Exchange, int]] = {}  # with the links that expect frames
+        # each exchange, with the links that still expect frames
+        self._open: dict[int, tuple[Exchange, int]] = {}
         self._held: list[SentFrame] = []
         self._held_bytes = 0
         self._files = 0
@@ -74,7 +76,7 @@ class Recorder:
         self._weights: Weights = dict
 
     def __call__(self, party: str, direction: str, frame: Frame) -> None:
-        """Buffer a frame if the settings select its exchange for the trace."""
+        """Buffer a frame for the trace if the settings select its exchange."""
         found = self._open.get(frame.step)
         if found is None:
             return
@@ -92,14 +94,14 @@ class Recorder:
             self._write()
 
     def expected_bytes(self, weights: Mapping[str, Tensor], start: int) -> int:
-        """Return the most bytes that the trace will take on disk; see `expected_bytes`."""
+        """Return the largest possible size of the trace on disk in bytes; see `expected_bytes`."""
         return expected_bytes(self._settings, self._terms, self.party, self._split, weights, start)
 
     def begin(self, start: int, weights: Weights) -> None:
-        """Prepare to record from exchange `start` on; remove earlier records of these exchanges.
+        """Prepare to record from exchange `start` on; remove records of this and later exchanges.
 
         Raises:
-            RunFolderError: the folder has a trace with other settings.
+            RunFolderError: the folder contains a trace that was recorded with other settings.
         """
         self._store.begin(self.party, self._settings, self._terms, start)
         self._files = sum(entry.epoch is None for entry in self._store.entries())
@@ -111,7 +113,10 @@ class Recorder:
             self._note(exchange)
 
     def follow(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
-        """Yield the same exchanges and record them; write the buffer between two epochs."""
+        """Yield the same exchanges and record their frames.
+
+        Write the buffer to disk between epochs.
+        """
         for exchange in schedule:
             if exchange.epoch != self._epoch and (self._epoch or exchange.step == 0):
                 self._end_epoch(last=False)
@@ -120,12 +125,15 @@ class Recorder:
             yield exchange
 
     def save(self, step: int) -> None:
-        """Write all buffered frames to disk, because the party will save checkpoint `step` next."""
+        """Write all buffered frames to disk.
+
+        The party calls this before it saves checkpoint `step`.
+        """
         self._write()
         self._checkpoint = step
 
     def end(self) -> None:
-        """Finish the trace of a training that ended without an error."""
+        """Complete the trace after a training that ended without an error."""
         self._end_epoch(last=True)
 
     def _note(self, exchange: Exchange) -> None:
@@ -161,18 +169,18 @@ def recorders_of(
     data: PartyData,
     checkpoints: Checkpoints | None,
 ) -> list[Recorder]:
-    """Make the recorders of the parties that request a trace of a training.
+    """Make the recorder of a party, in a list; the list is empty if no trace is requested.
 
     Args:
-        settings: settings of the trace.
-        parties: folder that has a folder for each party's part of the run; None records nothing.
+        settings: settings of the trace, from the party's own file.
+        parties: folder with one folder for each party's part of the run; None records nothing.
         terms: the agreed terms.
         data: aligned rows of the party.
-        checkpoints: the party's own checkpoints; the trace is written to disk before each
-            checkpoint.
+        checkpoints: the party's checkpoints; before each of them, the recorder writes the trace to
+            disk.
 
     Raises:
-        ExposedCutError: the session hides single cuts by masks.
+        ExposedCutError: the session masks the single cuts, so the party cannot record them.
     """
     if parties is None or terms.mode != "train" or not settings.enabled:
         return []
@@ -185,35 +193,38 @@ def recorders_of(
 
 
 def trace_of_masked_cuts() -> ExposedCutError:
-    """Make the error for a party that requests a trace of a secure sum."""
+    """Make the error for a party that requests a trace in a session with masked cuts."""
     return ExposedCutError(
-        "a trace contains single cuts, and under a secure sum each party knows only its own",
+        "a trace contains single cuts, but in this secure mode each party knows only its own cuts",
         got="[trace]",
-        want="no trace, or secure = 'none'",
+        want="no [trace], or secure = 'none'",
     )
 
 
 def own_recorders(
     party: PartyFile, terms: Terms, data: PartyData, checkpoints: Checkpoints | None
 ) -> list[Recorder]:
-    """Make the recorders of a party in a federation, if its own file requests a trace.
+    """Make the recorders of a party in a federation.
+
+    The list is empty if its file requests no trace.
 
     Raises:
-        ConfigError: the party requests a trace, but some party lacks rows, or another party than
-            the label party receives cuts.
+        ConfigError: the party's file requests a trace, but some party lacks rows, or a party other
+            than the label party receives cuts.
     """
     if terms.takers and party.trace.enabled:
         raise ConfigError(
-            "a trace replays links to one label party, and this session has others",
+            "a trace can contain links to one label party only, but other parties receive cuts in "
+            "this session",
             where="[trace]",
-            fix="leave [trace] out",
+            fix="remove [trace] from the party's own file",
         )
     if data.held and party.trace.enabled:
         raise ConfigError(
-            "a trace assumes that every party has every row, and in this session some "
-            "parties lack rows",
+            "a trace requires that every party has every row, but in this session some parties "
+            "lack rows",
             where="[trace]",
-            fix="leave [trace] out, or data.missing_rows = 'intersection'",
+            fix="remove [trace], or set data.missing_rows = 'intersection'",
         )
     parties = own_folder(party, terms).path.parent
     return recorders_of(party.trace, parties, terms, data, checkpoints)
@@ -227,25 +238,28 @@ def recording(
     weights: Mapping[str, Weights],
     say: Callable[[str], None],
 ) -> Iterator[Iterable[Exchange]]:
-    """Yield the same exchanges, and let recorders follow the training if there are recorders.
+    """Yield the same exchanges; if there are recorders, these record the frames of the exchanges.
 
     Args:
         recorders: recorders of the parties in this process.
-        schedule: the exchanges from `start` on.
+        schedule: the exchanges of the session, from `start` on.
         start: number of the first exchange.
         weights: for each party, a function that returns its present weights.
-        say: function that receives a text with the largest size of the trace.
+        say: function that is called with a text about the largest size of the trace.
 
     Raises:
-        ConfigError: the disk has no room for the trace; nothing was written.
-        RunFolderError: this run has an earlier trace with other settings.
+        ConfigError: the disk has too little free space for the trace; nothing was written.
+        RunFolderError: the run's folder contains an earlier trace with other settings.
     """
     if not recorders:
         yield schedule
         return
     needed = sum(one.expected_bytes(weights[one.party](), start) for one in recorders)
     check_room(recorders[0].folder, needed)
-    say(f"the trace of {', '.join(one.party for one in recorders)} takes up to {size(needed)}")
+    say(
+        f"the trace of {', '.join(one.party for one in recorders)} takes up to {size(needed)} on "
+        "disk"
+    )
     for one in recorders:
         one.begin(start, weights[one.party])
         schedule = one.follow(schedule)
