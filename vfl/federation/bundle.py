@@ -1,8 +1,9 @@
-"""The app bundle that Flower carries: its content in vfl, and the check of a received bundle.
+"""The app bundle that Flower sends: its files in vfl, and the check of a received bundle.
 
-Flower runs any bundle that it receives, with the rights of the user who started its SuperLink or
-SuperNode. The programs of `vfl.federation.programs` check a bundle's bytes before any of the bundle
-is unpacked or imported, and refuse bundles that the party's own file does not accept.
+Flower runs the code of any bundle that it receives, with the rights of the user who started its
+SuperLink or SuperNode. Before they unpack or import any part of a bundle, the programs of
+`vfl.federation.programs` therefore check its bytes. They refuse a bundle that the party's own file
+does not accept.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from vfl.core.version import VERSION
 
 SHIM = "vfl_app.py"
 SETTINGS = "pyproject.toml"
-#: Value in `consent.bundles` that accepts vfl's own bundle, whose only code calls the installed
-#: vfl.
+#: Value in the setting `consent.bundles` that accepts vfl's own bundle, whose only code calls the
+#: installed vfl package.
 OWN = "vfl"
 _FILES = {SHIM, SETTINGS, "experiment.toml", ".info/CONTENT"}
 _TEMPLATES = resources.files("vfl.federation").joinpath("templates")
@@ -30,12 +31,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def shim() -> str:
-    """Return the code of vfl's own bundle: ten lines that call the installed vfl package."""
+    """Return the code in vfl's own bundle: ten lines that call the installed vfl package."""
     return _TEMPLATES.joinpath(SHIM).read_text(encoding="utf-8")
 
 
 def settings(name: str) -> str:
-    """Return the pyproject.toml of vfl's own bundle, for an experiment with this name."""
+    """Return the text of pyproject.toml in vfl's own bundle, for an experiment with this name."""
     template = _TEMPLATES.joinpath("app_pyproject.toml")
     return template.read_text(encoding="utf-8").format(name=name, version=VERSION)
 
@@ -44,13 +45,13 @@ def check_bundle(content: bytes, accepted: Sequence[str]) -> None:
     """Refuse a bundle that the party does not accept.
 
     Args:
-        content: the bundle that Flower carries, a zip archive.
+        content: bytes of the bundle that Flower sent, a zip archive.
         accepted: bundles that the party accepts: "vfl" for vfl's own bundle, or the SHA-256 of
             another bundle, as 64 hexadecimal digits.
 
     Raises:
-        ConsentError: the party does not accept the bundle; the error states how it differs from
-            vfl's own bundle.
+        ConsentError: the party does not accept the bundle; the error states in which part it
+            differs from vfl's own bundle.
     """
     digest = hashlib.sha256(content).hexdigest()
     if digest in accepted:
@@ -67,7 +68,7 @@ def check_bundle(content: bytes, accepted: Sequence[str]) -> None:
 
 
 def _foreign(content: bytes) -> str | None:
-    """Return the difference between a bundle and vfl's own bundle; None if they are equal."""
+    """Return the part in which a bundle differs from vfl's own bundle; None if they are equal."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()

@@ -1,7 +1,7 @@
 """Advice for training over a slow network link: larger batches, or more cuts in flight.
 
-An exchange that waits for the previous one takes a round trip, the compute time of both parties,
-and the transfer time in each direction. With m cuts in flight (sent before the earlier gradients
+The duration of an exchange that waits for the previous one is a round trip, plus both parties'
+compute time, plus the transfer times. With m cuts in flight (sent before the earlier gradients
 arrive), an exchange takes 1/m of that time on average, until the processors or the link are busy
 all the time.
 

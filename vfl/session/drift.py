@@ -1,7 +1,7 @@
-"""Compares rows queried while serving with the training rows, by the numbers of rows in bins.
+"""Drift: compares the rows that a service queries with the training rows, bin by bin.
 
-Bin edges are quantiles of a party's own column, so they stay in the party's own folder. Only names
-of columns, indices of bins and numbers of rows are disclosed.
+The edges of bins are quantiles of a party's own columns, so they are stored only in the party's own
+folder. A service discloses only names of columns, numbers of bins, and numbers of rows.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from vfl.datasets.encode import TableEncoder
 _DECILES = 9
 _BINS = 2 * _DECILES + 1
 _MOST_INPUTS = 512
-_WAITING = 1024  # collected rows that start a count
+_WAITING = 1024  # number of collected rows at which they are counted
 _SAMPLE_ROWS = 1 << 17  # bins of more training rows use a sample of at least this many
 #: A column with a larger population stability index counts as drifted (Siddiqi 2006).
 DRIFTED = 0.25
-#: Least number of rows for a report: fewer rows do not describe a population, but disclose much
-#: about each row.
+#: Least number of queried rows for a report: fewer rows say little about the population, but a
+#: report would disclose much about each row.
 FEWEST_ROWS = 100
 
 
 class Bins:
-    """For each column, numbers of rows that lie between or exactly on the training rows' deciles.
+    """For each column, the numbers of rows between and on the deciles of the training rows.
 
-    Each decile has a bin for the rows equal to it, because many rows of a category may share one
-    value; each range between two deciles has another bin.
+    Each decile has a bin for the rows that are equal to it, because many rows may share one value,
+    such as a category; each range between two deciles has a further bin.
 
     Args:
         names: names of the columns.
-        edges: the nine deciles of each column, float32, axes (columns, 9), ascending.
+        edges: the nine deciles of each column over the training rows, float32, axes (columns, 9),
+            ascending.
         expected: number of training rows in each bin, int64, axes (columns, 19).
     """
 
@@ -46,7 +47,7 @@ class Bins:
 
     @classmethod
     def of(cls, values: Tensor, names: list[str]) -> Bins:
-        """Make bins from the values of the training rows, axes (rows, columns)."""
+        """Make the bins from the training rows' values, axes (rows, columns)."""
         shares = torch.linspace(0, 1, _DECILES + 2, dtype=torch.float64)[1:-1]
         ordered = values.double().sort(dim=0).values
         edges = ordered[(shares * (len(ordered) - 1)).round().long()].T.float().contiguous()
@@ -55,16 +56,19 @@ class Bins:
         return made
 
     def add(self, values: Tensor) -> None:
-        """Count rows by bin; `values` has the axes (rows, columns)."""
+        """Add rows to the counts of the bins; `values` has the axes (rows, columns)."""
         self.counts += self._counted(values.detach().cpu())
 
     @property
     def rows(self) -> int:
-        """Number of rows counted by `add`."""
+        """Number of rows that `add` has counted."""
         return int(self.counts[0].sum()) if len(self.counts) else 0
 
     def stability(self) -> Tensor:
-        """Return every column's population stability index, axes (columns,); 0 without rows."""
+        """Return the population stability index of each column, axes (columns,).
+
+        0 if no row was added.
+        """
         return torch.stack(
             [
                 population_stability_index(expected, counted)
@@ -73,13 +77,13 @@ class Bins:
         )
 
     def record(self) -> dict[str, Any]:
-        """Return a record for the party's own file."""
+        """Return the bins and counts as a record for the party's own file."""
         edges, expected = self._edges.tolist(), self._expected.tolist()
         return {"names": self.names, "edges": edges, "expected": expected}
 
     @classmethod
     def restored(cls, record: Mapping[str, Any]) -> Bins:
-        """Restore bins from a record that `record` returned."""
+        """Make bins from a record that `record` returned."""
         edges = torch.tensor(record["edges"], dtype=torch.float32)
         return cls(list(record["names"]), edges, torch.tensor(record["expected"]))
 
@@ -92,15 +96,16 @@ class Bins:
 
 
 def population_stability_index(expected: Tensor, counted: Tensor) -> Tensor:
-    """Return the sum over bins of (a - e) ln(a / e), where a and e are shares of rows.
+    """Return the sum over bins of (a - e) ln(a / e).
 
-    The index is the symmetric divergence of Jeffreys 1946; its name comes from credit scoring
-    (Siddiqi 2006: below 0.1 the population is stable, above 0.25 it has changed). Half a row is
-    added to each bin that has rows in at least one population, so that no share is 0.
+    A and e are a bin's fractions of the rows in `counted` and `expected`. The index is the
+    symmetric divergence of Jeffreys 1946; its name comes from credit scoring (Siddiqi 2006: below
+    0.1 the population is regarded as stable, above 0.25 as changed). Half a row is added to each
+    bin that has rows in at least one of the two populations, so that no fraction is 0.
 
     Args:
-        expected: training rows in each bin, axes (bins,).
-        counted: number of rows to compare in each bin, axes (bins,).
+        expected: number of training rows in each bin, axes (bins,).
+        counted: number of rows in each bin that are compared with the training rows, axes (bins,).
 
     >>> round(float(population_stability_index(torch.tensor([50, 50]), torch.tensor([80, 20]))), 3)
     0.406
@@ -114,14 +119,14 @@ def population_stability_index(expected: Tensor, counted: Tensor) -> Tensor:
 
 
 class Drift:
-    """Drift counters of one party: for its inputs, and at the label party also for the scores.
+    """Drift counters of one party: for its inputs, and at the label party for the scores.
 
-    Queried rows are collected and then counted together, because counting a single row takes as
-    long as answering the query.
+    Queried rows are first collected and later counted together, because counting a single row would
+    take as long as answering the query.
 
     Args:
-        inputs: bins of the inputs; None if the party has no table.
-        scores: bins of the scores; None at a feature party.
+        inputs: bins of the party's inputs; None if the party has no table.
+        scores: bins of the model's scores; None at a feature party.
     """
 
     def __init__(self, inputs: Bins | None, scores: Bins | None) -> None:
@@ -131,13 +136,13 @@ class Drift:
 
     @classmethod
     def of(cls, data: PartyData, answers: Tensor | None = None) -> Drift:
-        """Make bins from the training rows' inputs, and from the scores in `answers`.
+        """Make bins from the inputs of the training rows, and from the model's scores in `answers`.
 
         Args:
             data: the party's data; its training rows define the bins of the inputs.
-            answers: outputs of the final model for the test rows, axes (rows, outputs); they define
-                the bins of the scores. Answers for training rows would mislead, because the model
-                fits these rows better than any future row.
+            answers: outputs of the final model for the test rows, axes (rows, outputs); the bins of
+                the scores are made from these outputs. Outputs for training rows would be
+                misleading, because the model fits these rows better than any future row.
         """
         inputs, own, train = None, data.inputs, data.split.train
         if (held := data.held.get(data.name)) is not None:
@@ -156,12 +161,13 @@ class Drift:
         answers: Tensor | None = None,
         rows: np.ndarray | None = None,
     ) -> None:
-        """Count queried rows.
+        """Collect queried rows, which are counted later.
 
         Args:
-            inputs: inputs of these rows, axes (rows, width), or of the whole table.
-            answers: the model's answers for these rows, axes (rows, outputs).
-            rows: indices of the queried rows in `inputs`; None means all rows.
+            inputs: inputs of these rows, axes (rows, width); or the inputs of the whole table, if
+                `rows` is given.
+            answers: the model's outputs for these rows, axes (rows, outputs).
+            rows: indices of the queried rows in `inputs`; None means all rows of `inputs`.
         """
         if self.inputs is None and self.scores is None:
             return
@@ -172,7 +178,7 @@ class Drift:
             self.count()
 
     def count(self) -> None:
-        """Count the collected rows."""
+        """Add the collected rows to the counts of the bins."""
         waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
         if self.inputs is not None:
             asked = [
@@ -189,20 +195,20 @@ class Drift:
                 self.scores.add(scores_of(answers, answers.shape[1] > 1))
 
     def drifted(self) -> int:
-        """Number of a party's own inputs that have drifted; 0 before enough rows were queried."""
+        """Number of the party's inputs that have drifted; 0 until enough rows have been queried."""
         self.count()
         if self.inputs is None or self.inputs.rows < FEWEST_ROWS:
             return 0
         return int((self.inputs.stability() > DRIFTED).sum())
 
     def record(self) -> dict[str, Any]:
-        """Return a record for the party's own file."""
+        """Return the counters as a record for the party's own file."""
         parts = {"inputs": self.inputs, "scores": self.scores}
         return {name: None if bins is None else bins.record() for name, bins in parts.items()}
 
     @classmethod
     def restored(cls, record: Mapping[str, Any]) -> Drift:
-        """Restore counters from a record that `record` returned."""
+        """Make counters from a record that `record` returned."""
         inputs, scores = record["inputs"], record["scores"]
         return cls(
             None if inputs is None else Bins.restored(inputs),
@@ -210,9 +216,9 @@ class Drift:
         )
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """Return each column's index and rows by bin, if `FEWEST_ROWS` rows were queried.
+        """Return each column's stability index and rows per bin, if enough rows were queried.
 
-        The summary has no bin edges and no values.
+        The summary contains no edges of bins and no values of rows.
         """
         self.count()
         found = {}
@@ -226,10 +232,10 @@ class Drift:
 
 
 def scores_of(answers: Tensor, classifies: bool) -> Tensor:
-    """Return one score per row, axes (rows, 1).
+    """Return one score for each row, axes (rows, 1).
 
-    A score is the prediction of a regression, the probability of the second of two classes, or the
-    largest probability of more than two classes.
+    The score is the prediction of a regression, the probability of the second class if there are
+    two, or the largest probability if there are more classes.
     """
     if not classifies:
         return answers[:, :1].float()
@@ -238,9 +244,10 @@ def scores_of(answers: Tensor, classifies: bool) -> Tensor:
 
 
 def _names(data: PartyData) -> list[str]:
-    """Return a name for each input: the column's, with a number if it has several inputs."""
+    """Return a name for each input: its column's name, with a number if the column has several."""
     assert data.inputs is not None, "asked above"
     width = data.inputs.shape[1]
     found = data.encoder.labels if isinstance(data.encoder, TableEncoder) else []
-    # If one network has the columns of all parties, one encoder's labels do not name all inputs.
+    # If one network reads the columns of all parties, the names in one party's encoder do not
+    # suffice for all inputs.
     return found if len(found) == width else [f"input {number}" for number in range(width)]

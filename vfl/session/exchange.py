@@ -1,18 +1,20 @@
-"""One exchange between a feature party and the label party: both endpoints and their common code.
+"""One exchange between a feature party and the label party: the endpoints at both parties.
 
     feature party   inputs -> bottom -> cut -> defense -> codec -> frame
     label party     frame -> codec -> cut of each party, or their sum -> top
     label party     gradient -> defense -> codec -> frame
     feature party   frame -> codec -> gradient -> backward pass, optimiser step
 
-Both endpoints (`FeatureEnd`, `LabelEnd`) are defined here, apart from the modules of the parties,
-because attacks replay a victim's endpoint, and a secure mode replaces a codec or an endpoint. The
-loops that call the endpoints are in the classes `FeatureParty` and `LabelParty`.
+Both endpoints (`FeatureEnd`, `LabelEnd`) are defined here, not in the modules of the parties. The
+reason: attacks run an attacked party's endpoint again, and a secure mode replaces a codec or an
+endpoint. The loops over exchanges, which call the endpoints, are in the classes `FeatureParty` and
+`LabelParty`.
 
-With several exchanges in flight, the optimiser changes the weights between the forward and the
-backward pass of a cut. The exact gradient of that cut belongs to the weights of its forward pass,
-and autograd refuses weights that were changed in place. Such a forward pass therefore runs on
-copies of the weights (weight stashing: Harlap et al. 2018, PipeDream, section 3.3).
+With several exchanges in flight (sent before earlier gradients arrive), the optimiser changes the
+weights between the forward pass and the backward pass of a cut. The exact gradient belongs to the
+weights of the forward pass, and autograd refuses weights that were changed in place. Each forward
+pass therefore runs on a copy of the weights (weight stashing: Harlap et al. 2018, PipeDream,
+section 3.3).
 """
 
 from __future__ import annotations
@@ -53,22 +55,22 @@ if TYPE_CHECKING:
 
 
 class Adversary:
-    """A dishonest party. Every hook defaults to honest behaviour."""
+    """A dishonest party. Each method, unless overridden, behaves as an honest party."""
 
     def batch(self, inputs: Tensor, context: StepContext) -> Tensor:
-        """Return the inputs that the party's bottom really receives; axes (rows, ...)."""
+        """Return the inputs that the party really passes to its bottom model; axes (rows, ...)."""
         return inputs
 
     def labels(self, labels: Tensor, context: StepContext) -> Tensor:
-        """Return the labels of a batch that the label party really trains on; axes (rows,)."""
+        """Return the labels on which the label party really trains; axes (rows,)."""
         return labels
 
     def optimizer(self, optimizer: optim.Optimizer) -> optim.Optimizer:
-        """Return the optimiser that the party uses for its own model."""
+        """Return the optimiser that the party really uses for its own model."""
         return optimizer
 
     def cut(self, cut: Tensor, context: StepContext) -> Tensor:
-        """Return the cut that the feature party really sends; detached, axes (rows, width)."""
+        """Return the detached cut that the feature party really sends; axes (rows, width)."""
         return cut
 
     def gradient(self, party: str, grad: Tensor, context: StepContext) -> Tensor:
@@ -76,13 +78,14 @@ class Adversary:
         return grad
 
     def received(self, party: str, values: Tensor, context: StepContext) -> None:
-        """Receive a gradient (feature party) or a party's cut (label party)."""
+        """Read a received gradient (at a feature party) or cut (at the label party)."""
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state with which a run resumes exactly: tensors, numbers and texts.
+        """Return the state from which a run resumes exactly: tensors, numbers and texts.
 
-        At a feature party, the result of `batch` may depend only on its arguments and this state,
-        because a resumed training calls `batch` again for the batches in flight.
+        At a feature party, the result of `batch` may depend only on its arguments and this state.
+        The reason: a resumed training calls `batch` again for the batches whose cuts were in
+        flight.
         """
         return {}
 
@@ -91,13 +94,13 @@ class Adversary:
 
 
 HONEST = Adversary()
-#: Key that stands for the sum of all cuts where a party's name is expected; it is longer than a
-#: party's name may be.
+#: Key for the sum of all cuts in dictionaries whose keys are otherwise names of parties; it is
+#: longer than a party's name may be.
 SUM = "the sum of the feature parties' cuts"
 _PROCESSOR = torch.device("cpu")
 
 
-#: Layers whose forward pass draws no random numbers. Layers of other classes, such as a user's own
+#: Layer classes whose forward pass draws no random numbers. All other classes, such as a user's own
 #: classes, may draw random numbers.
 _PLAIN = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Linear,
@@ -108,16 +111,16 @@ _PLAIN = (
 
 
 class Draws:
-    """The private random numbers of one model, with a separate stream for every step.
+    """The private random numbers of a model's forward passes: one stream for each step.
 
     Args:
-        secret: secret of the party that owns the model.
-        purpose: text that distinguishes the models of one party, so that each draws different
-            random numbers.
-        model: the model to run; if no layer of the model may draw random numbers, no generator is
-            set up.
+        secret: secret of the party that owns the model, from which the streams are derived.
+        purpose: text that names the model within the party, so that each model of a party draws
+            different random numbers.
+        model: the model whose forward passes are run; if none of its layers can draw random
+            numbers, no generator is set up.
         always: whether other code that may draw random numbers, such as a defense, runs together
-            with the model.
+            with the model's forward pass.
     """
 
     def __init__(
@@ -125,13 +128,15 @@ class Draws:
     ) -> None:
         self._secret = secret
         self._purpose = purpose
-        # A subclass of a plain layer could draw random numbers, so only the exact classes count.
+        # A subclass of one of these classes could draw random numbers, so only the exact classes
+        # count.
         self._needed = always or any(type(part) not in _PLAIN for part in model.modules())
 
     def at(self, step: int, turn: int = 0) -> AbstractContextManager[None]:
-        """Return a context in which the model's forward pass of this step draws its random numbers.
+        """Return a context in which the model's forward pass of a step draws random numbers.
 
-        Each local step has its own context; `turn` is the number of the local step.
+        Each local step has a separate context; `turn` is the number of the local step, 0 for the
+        exchange itself.
         """
         if not self._needed:
             return nullcontext()
@@ -140,16 +145,16 @@ class Draws:
 
 
 def check_finite(values: Tensor, what: str, party: str, step: int) -> None:
-    """Refuse NaN and Inf before they reach a model.
+    """Refuse a tensor with NaN or Inf before it reaches a model.
 
-    The sum costs one pass without allocating, and is finite for every finite tensor whose sum does
-    not overflow. Single entries are checked only if the sum is not finite. A step makes nine such
-    checks; comparing the sum as a Python number is cheaper than the five torch operations of a
-    check on the tensor.
+    The check computes the tensor's sum: one pass over the values without allocating memory; if all
+    values are finite, the sum is finite, too, unless it overflows. Only if the sum is not finite,
+    the check looks at single values. A training step makes nine such checks; comparing the sum as a
+    Python number costs less than the five torch operations of a check on the tensor.
 
     Raises:
-        NonFiniteError: an entry is NaN or Inf; the error names the party, the step and the share of
-            such entries, but no value.
+        NonFiniteError: a value is NaN or Inf; the error names the party, the step and the number of
+            such values, but contains no value.
     """
     if math.isfinite(values.sum().item()):
         return
@@ -170,26 +175,28 @@ def bytes_of(values: Tensor) -> bytes:
 
 
 def check_shape(cut: Tensor, rows: int, width: int, party: str) -> None:
-    """Refuse a bottom whose output does not have the axes (rows, width).
+    """Refuse a bottom model whose output does not have the axes (rows, width).
 
     Raises:
-        WidthError: the shapes differ; the error states both.
+        WidthError: the shapes differ; the error states both shapes.
     """
     if cut.shape != (rows, width):
         raise WidthError(
-            f"the bottom of party '{party}' returns another shape than agreed",
+            f"the bottom model of party '{party}' returns an output whose shape differs from the "
+            "agreed shape",
             got=f"{tuple(cut.shape)}",
             want=f"({rows}, {width})",
-            fix=f"end the bottom with a layer of {width} units, or set the party's width",
+            fix=f"let the bottom model end with a layer of {width} units, or change the party's "
+            "width",
         )
 
 
 def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
-    """Receive the next frame and check its kind and step; `sender` is named in an error.
+    """Receive the next frame and check its kind and step; an error names `sender`.
 
     Raises:
-        ProtocolError: a frame of another kind or step arrives, or a repeated frame; the model has
-            not changed.
+        ProtocolError: a frame of a different kind or step arrives, or a frame that was already
+            received; the model has not changed.
     """
     frame = link.receive()
     if frame.kind is not kind or frame.step != step or frame.branch != 0:
@@ -202,14 +209,16 @@ def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
 
 
 def of_no_rows(frame: Frame, width: int) -> Tensor:
-    """Return the cut or gradient of an exchange without rows (sampled batches); axes (0, width).
+    """Return the cut or gradient of an exchange without rows, which occurs if batches are sampled.
+
+    Axes (0, width).
 
     Raises:
-        ProtocolError: the frame has a payload.
+        ProtocolError: the frame has a payload, although the exchange has no rows.
     """
     if frame.payload:
         raise ProtocolError(
-            "a message without rows has a payload",
+            "a message of an exchange without rows has a payload",
             got=f"{len(frame.payload)} bytes",
             want="an empty payload",
             where=f"step {frame.step}",
@@ -217,17 +226,17 @@ def of_no_rows(frame: Frame, width: int) -> Tensor:
     return torch.zeros(0, width)
 
 
-#: Least number of rows in the forward pass of a query. For fewer rows, libraries use other
-#: routines, whose results differ in the last bits; a row's answer would then disclose how many rows
-#: were queried together.
+#: Least number of rows with which the forward pass of a query is computed. With fewer rows,
+#: libraries use different routines, whose results differ in the last bits; the answer for a row
+#: would then disclose how many rows were queried together.
 _FULL_ROWS = 32
-#: For each number of rows, the indices that pad a query: every row once, then the last row
+#: For each smaller number of rows, the indices that pad a query: every row once, then the last row
 #: repeatedly.
 _REPEATED = [torch.arange(_FULL_ROWS).clamp(max=max(rows - 1, 0)) for rows in range(_FULL_ROWS)]
 
 
 def filled(rows: Tensor) -> Tensor:
-    """Pad a query's rows to the least number for a forward pass, by repeating the last row."""
+    """Pad the rows of a query to the least number for a forward pass by repeating the last row."""
     count = rows.shape[0]
     if not 0 < count < _FULL_ROWS:
         return rows
@@ -236,16 +245,15 @@ def filled(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LocalSteps:
-    """Optimiser steps between two exchanges; they use the messages of the last exchange again.
+    """Additional optimiser steps after an exchange, which use the messages of this exchange again.
 
-    See Liu et al. 2022 (FedBCD), algorithm 1, here with gradients of cuts, and Fu et al. 2022
+    Source: Liu et al. 2022 (FedBCD), algorithm 1, here with gradients of cuts; Fu et al. 2022
     (CELU-VFL), section 3, for the weights of rows.
 
     Attributes:
-        steps: number of optimiser steps for one exchange, including the step at the exchange
-            itself.
-        angle: rows whose cuts or gradients turned by a larger angle, in degrees, get weight 0; see
-            `TrainSettings.local_angle`.
+        steps: number of optimiser steps per exchange, including the step with the exchange itself.
+        angle: largest angle in degrees between a row's present and earlier cut (or cut gradient);
+            rows with a larger angle get weight 0; see `TrainSettings.local_angle`.
 
     >>> cuts = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])
     >>> LocalSteps(steps=2, angle=60).weights(cuts, torch.tensor([[1.0, 0.0]] * 3))
@@ -257,15 +265,17 @@ class LocalSteps:
 
     @property
     def turns(self) -> range:
-        """Numbers of the additional steps after an exchange, from 1."""
+        """Numbers of the additional steps after an exchange, from 1 on."""
         return range(1, self.steps)
 
     def weights(self, now: Tensor, then: Tensor) -> Tensor | None:
-        """Return each row's weight in an additional step, axes (rows,); None if all are equal.
+        """Return each row's weight in an additional step, axes (rows,).
+
+        None if all weights are equal.
 
         Args:
-            now: present cuts or cut gradients, axes (rows, width).
-            then: cuts or gradients of the same rows at the time of the exchange.
+            now: the rows' present cuts or cut gradients, axes (rows, width).
+            then: the rows' cuts or cut gradients in the exchange, axes (rows, width).
         """
         if not self.angle:
             return None
@@ -274,38 +284,38 @@ class LocalSteps:
 
 
 def set_training(model: nn.Module, training: bool) -> None:
-    """Set a model to training or evaluation mode, unless it is already in that mode."""
+    """Set a model to training mode or evaluation mode, unless it is already in this mode."""
     if model.training is not training:
         model.train(training)
 
 
 def drop_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Delete the gradients of the last step.
+    """Delete the gradients of the previous step.
 
-    An optimiser's own `zero_grad` does the same inside a profiler range, which takes longer than
-    deleting the gradients; in a split step, each party's optimiser would add this time.
+    An optimiser's method `zero_grad` does the same within a profiler range, which takes longer than
+    the deletion itself; in a split step, the optimiser of each party would add this time.
     """
     for parameter in parameters:
         parameter.grad = None
 
 
 def has_own(codec: Codec, hook: str) -> bool:
-    """Return whether a codec overrides a hook that does nothing by default."""
+    """Return whether a codec overrides a method that by default does nothing."""
     return getattr(type(codec), hook) is not getattr(Codec, hook)
 
 
 class Stateful(Protocol):
-    """Interface of codecs and defenses for the state that a party saves to predict or resume."""
+    """Interface for the state of codecs and defenses, which a party saves with its weights."""
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """Return the state that changed during training."""
+        """Return the state that training has changed."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore a state that `state_dict` returned."""
 
 
 def gather(model: nn.Module, owners: Mapping[str, Stateful]) -> dict[str, Tensor]:
-    """Collect the model's weights by their names, and each owner's state under ``<owner>/``."""
+    """Collect a model's weights, and the state of codec and defense under ``<owner>/``."""
     state = dict(model.state_dict())
     for owner, holder in owners.items():
         state |= {f"{owner}/{key}": value for key, value in holder.state_dict().items()}
@@ -313,16 +323,16 @@ def gather(model: nn.Module, owners: Mapping[str, Stateful]) -> dict[str, Tensor
 
 
 def lasting(state: Mapping[str, Tensor], owners: Mapping[str, Stateful]) -> dict[str, Tensor]:
-    """Return a state from `gather` without the values that codecs store for single rows.
+    """Return a state from `gather`, but without the values that codecs store for single rows.
 
-    Only a training uses the values that codecs store for single rows.
+    Codecs need these values only during a training.
     """
     passing = tuple(f"{name}/" for name, one in owners.items() if getattr(one, "needs_rows", False))
     return {name: value.cpu() for name, value in state.items() if not name.startswith(passing)}
 
 
 def restore(model: nn.Module, owners: Mapping[str, Stateful], state: Mapping[str, Tensor]) -> None:
-    """Load the state of `gather`."""
+    """Load a state that `gather` returned."""
     model.load_state_dict({key: value for key, value in state.items() if "/" not in key})
     for owner, holder in owners.items():
         prefix = f"{owner}/"
@@ -332,18 +342,19 @@ def restore(model: nn.Module, owners: Mapping[str, Stateful], state: Mapping[str
 
 @dataclass(frozen=True, slots=True)
 class CutTerms:
-    """Terms that both parties agreed on for the cuts of one feature party.
+    """Terms on which a feature party and the label party agree for the feature party's cuts.
 
     Attributes:
         party: name of the feature party.
-        width: width of the bottom's output, before the codec.
-        codec, defense: instances for this endpoint only, made from the agreed specs.
-        in_flight: largest number of cuts that may await their gradients at once.
-        precision: precision of the feature party's forward passes.
-        compiled: whether the feature party's model is compiled.
-        weights: a factor for each label party's gradient of the cut, in the order in which the
-            gradients arrive.
-        local: settings of the local optimiser steps between exchanges.
+        width: width of the bottom model's output, before the codec.
+        codec, defense: codec and defense objects for this endpoint only, made from the agreed
+            specs.
+        in_flight: largest number of cuts that may wait for their gradients at the same time.
+        precision: floating-point precision of the feature party's forward passes.
+        compiled: whether torch compiles the feature party's model.
+        weights: for each label party, a factor for its gradient of the cut, in the order in which
+            the gradients arrive.
+        local: settings of the additional optimiser steps after an exchange.
     """
 
     party: str
@@ -359,18 +370,20 @@ class CutTerms:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Private settings and state of a party.
+    """Private settings and private state of a party.
 
     Attributes:
-        secret: secret that determines the private draws: dropout, a defense's noise, a codec's
-            choices.
-        adversary: how this party tampers with batches and messages; honest by default.
-        device: device of the party's models; a device name of torch.
-        checkpoints: folder of the checkpoints of a training; None saves nothing.
-        sent: journal of sent messages, needed if protective masks or noise are drawn for the
+        secret: secret from which the party's random numbers are derived: dropout, a defense's
+            noise, a codec's random choices.
+        adversary: object that changes this party's batches and messages; by default an honest
+            party.
+        device: device of the party's models, as a device name of torch.
+        checkpoints: the party's checkpoints of a training; None saves no checkpoints.
+        sent: journal of sent messages; required if protective masks or noise are drawn for the
             messages.
-        ranks: ranks among which the party splits each batch; by default only this process.
-        augment: augmentations of the party's own training rows; None leaves them unchanged.
+        ranks: the ranks (processes) of the party, which divide each batch; by default only this
+            process.
+        augment: augmentation of the party's own training rows; None leaves the rows unchanged.
     """
 
     secret: Secret
@@ -382,51 +395,53 @@ class Own:
     augment: Augment | None = None
 
     def augmented(self, rows: Tensor, step: int) -> Tensor:
-        """Return the party's rows of a batch as augmented bottom inputs; axes (rows, ...)."""
+        """Return the party's rows of a batch after augmentation; axes (rows, ...)."""
         if self.augment is None or not len(rows):
             return rows
         with scoped(self.secret.number("augment", step)):
             return self.augment(rows)
 
     def committed(self) -> int:
-        """Return the last committed step; 0 without checkpoints."""
+        """Return the number of the last committed exchange; 0 without checkpoints."""
         return 0 if self.checkpoints is None else self.checkpoints.committed()
 
 
 def refuse_augment(terms: Terms, own: Own) -> None:
-    """Refuse augmentations if a training with them would break the agreed rules.
+    """Refuse an augmentation with which the training would break the agreed rules.
 
     Raises:
-        ConfigError: a setting prevents augmentation; the error names it.
+        ConfigError: a setting does not allow the augmentation; the error names this setting.
     """
     if own.augment is None or terms.mode != "train":
         return
     for stands, got, why in (
         (terms.secure.partition(":")[0] not in ("none", "sum"), f"secure = '{terms.secure}'",
-         "no party has a bottom of its own in this mode"),
-        (not own.ranks.alone, "several ranks", "each rank would draw other augmentations"),
+         "no party has its own bottom model in this secure mode"),
+        (not own.ranks.alone, "several ranks", "each rank would draw different augmentations"),
         (terms.dp is not None and not own.augment.rows_apart, "[dp] and a user's function",
-         "[dp] needs augmentations that change each row independently, as those by name " "do"),
+         "[dp] needs augmentations that change each row independently, as those of vfl do"),
     ):  # fmt: skip
         if stands:
             raise ConfigError(
-                f"inputs are not augmented here: {why}",
+                f"inputs cannot be augmented in this session: {why}",
                 where="augment",
                 got=got,
-                fix="leave augment out",
+                fix="remove augment from the party's own file",
             )
 
 
 class Stash:
-    """Copy of a party's weights and buffers at one step, and the gradients of the copied weights.
+    """Copy of a party's weights at one step.
+
+    The gradients of the copied weights are stored in the copy.
 
     Args:
-        model: modules of the party, by name.
-        state: weights and buffers of the party at this step; see `gather`.
+        model: the modules of the party, by name.
+        state: weights and buffers of the party's modules at this step; see `gather`.
 
     Attributes:
         state: the copied state.
-        weights: weights of the copy by name; the backward pass stores gradients in them.
+        weights: the copied weights, by name; the backward pass stores gradients in them.
     """
 
     def __init__(self, model: nn.ModuleDict, state: Mapping[str, Tensor]) -> None:
@@ -440,7 +455,7 @@ class Stash:
     def forward(self, part: str, inputs: Tensor) -> Tensor:
         """Run the module `part` on `inputs`, with the weights of this step.
 
-        Buffers, such as running statistics, are updated as in any forward pass of the module.
+        Buffers of the module, such as running statistics, are updated as in any other forward pass.
         """
         module, prefix = self._model[part], f"{part}."
         own = {
@@ -456,7 +471,7 @@ class Stash:
         return outputs
 
     def hand_over(self) -> None:
-        """Add the gradients of the copied weights to the gradients of the party's weights."""
+        """Add the gradients of the copied weights to those of the party's present weights."""
         for name, weight in self._model.named_parameters():
             grad = self.weights[name].grad
             if grad is not None:
@@ -476,9 +491,9 @@ class _Pending:
 
 
 class _End:
-    """Common base of both endpoints: agreed terms, the party's own state, and the link."""
+    """Base class of both endpoints: the agreed terms, the party's private state, and the link."""
 
-    #: Hooks of a defense that change a message between the model and the codec.
+    #: Names of a defense's methods that change a message between the model and the codec.
     changing: ClassVar[Sequence[str]] = ()
 
     def __init__(self, terms: CutTerms, own: Own, link: Link) -> None:
@@ -497,10 +512,10 @@ class _End:
 
     @property
     def _leaves_from(self) -> torch.device:
-        """Device on which the codec's inputs are.
+        """Device on which the inputs of the codec must be.
 
-        This is the CPU if an adversary or a defense changes messages, and otherwise the codec's
-        device.
+        The result is the CPU if an adversary or a defense changes messages, and otherwise the
+        device of the codec.
         """
         return _PROCESSOR if self._looked_at else self.codec.device
 
@@ -510,20 +525,20 @@ class _End:
 
 
 class FeatureEnd(_End):
-    """Sends one feature party's cuts and applies the returned gradients.
+    """A feature party's endpoint: sends its cuts and applies the returned gradients.
 
-    With more than one cut in flight, each forward pass runs on a copy of the weights, so that the
-    gradient is exact for these weights.
+    With more than one cut in flight, each forward pass runs on a copy of the weights; the gradient
+    is then exact for the weights of the forward pass.
 
     Args:
         terms: agreed terms of the party's cuts.
-        bottom: the party's model, which maps rows to cuts of axes (rows, width).
-        own: the party's device and secret; the secret determines dropout and the codec's private
-            draws.
+        bottom: the party's bottom model, which maps rows to cuts with axes (rows, width).
+        own: the party's private state; dropout and the codec's random choices are derived from its
+            secret.
         link: stream to the label party.
         optimizer: function that builds the optimiser; None for a party that only answers queries.
-        private: function that builds DP-SGD for the party's model from the modules and their
-            forward function; None trains without DP-SGD.
+        private: function that builds the DP-SGD object from the modules of the party's model and
+            their forward function; None trains without DP-SGD.
     """
 
     layers = None
@@ -561,42 +576,44 @@ class FeatureEnd(_End):
         self._pending: deque[_Pending] = deque()
 
     def fit(self, inputs: Callable[[], Tensor]) -> None:
-        """Give the defense the training inputs once, before step 0, if it uses them."""
+        """Pass the training inputs to the defense once, before step 0, if the defense fits."""
         if uses(self.defense, "fit"):
             with scoped(self._secret.number("fit")):
                 self.defense.fit(self.model["bottom"], inputs(), self._secret)
 
     @property
     def awaiting(self) -> int:
-        """Number of cuts whose gradients have not been received yet."""
+        """Number of cuts for which the gradient has not arrived yet."""
         return len(self._pending)
 
     def send_cut(self, inputs: Tensor, step: int, rows: np.ndarray | None = None) -> None:
-        """Run a training batch of axes (rows, ...) through the bottom and send its cut.
+        """Compute the cut of a training batch, axes (rows, ...), and send the cut.
 
         Args:
-            inputs: inputs of the batch.
+            inputs: inputs of the batch's rows.
             step: number of the exchange.
-            rows: positions of the batch in the aligned rows, int64.
+            rows: positions of the batch's rows among the aligned rows, int64.
 
         Raises:
             NonFiniteError: the cut contains NaN or Inf.
-            WidthError: the bottom's output does not have the axes (rows, width).
-            DisagreementError: an earlier attempt of this training has sent another cut of this
-                step.
+            WidthError: the output of the bottom model does not have the axes (rows, width).
+            DisagreementError: an earlier attempt of this training has sent a different cut in this
+                exchange.
         """
         payload = self._go_forward(inputs, step, rows)
         self._send(Frame(Kind.CUT, step, payload), self._pending[-1].cut)
 
     def answer(self, step: int) -> None:
-        """Do nothing, because each party has its own bottom and no message must be answered."""
+        """Do nothing: without a secure mode, other parties send no messages before the gradient."""
 
     def take_gradient(self) -> None:
-        """Wait for the gradient of the oldest cut, run the backward pass, step the optimiser.
+        """Wait for the gradient of the oldest cut in flight.
+
+        Run the backward pass and an optimiser step.
 
         Raises:
-            ProtocolError, FrameError, NonFiniteError, HijackError: the message is wrong; the model
-                is unchanged.
+            ProtocolError, FrameError, NonFiniteError, HijackError: the received message is not
+                valid; the model is unchanged.
         """
         assert self._pending, "no cut was sent"
         pending = self._pending[0]
@@ -613,9 +630,9 @@ class FeatureEnd(_End):
         self._commit(context.step)
 
     def send_query(self, inputs: Tensor, step: int) -> None:
-        """Send the cut of rows to evaluate or to predict.
+        """Send the cut of rows that the label party evaluates or predicts.
 
-        In a query, only a defense may draw random numbers.
+        For a query, only a defense may draw random numbers.
         """
         context = StepContext(step)
         cut = self._query_cut(inputs, context).to(self._leaves_from)
@@ -623,9 +640,9 @@ class FeatureEnd(_End):
         self._send(Frame(Kind.QUERY, step, payload), cut)
 
     def query_cut(self, inputs: Tensor) -> Tensor:
-        """Return the cut that `send_query` encodes, without random draws.
+        """Return the cut of rows as `send_query` passes it to the codec, without random numbers.
 
-        The axes are (rows, width on the wire).
+        The result has the axes (rows, width after a codec's trained module).
         """
         return self._query_cut(inputs, INFERENCE).cpu()
 
@@ -643,7 +660,7 @@ class FeatureEnd(_End):
         return bytes(answer)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the weights, and the state of codec and defense."""
+        """Return the weights of the model, and the state of codec and defense."""
         return gather(self.model, {"codec": self.codec, "defense": self.defense})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -651,7 +668,7 @@ class FeatureEnd(_End):
         restore(self.model, {"codec": self.codec, "defense": self.defense}, state)
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state that resumes training exactly: weights, optimiser, cuts in flight."""
+        """Return the state for an exact resume: weights, optimiser, and cuts in flight."""
         optimizer = self._optimizer.state_dict() if self._optimizer else {}
         in_flight = [
             {"step": pending.context.step, "state": pending.stash.state}
@@ -672,15 +689,15 @@ class FeatureEnd(_End):
     ) -> None:
         """Restore a state that `training_state` returned.
 
-        Cuts in flight are computed again, but not sent.
+        Cuts that were in flight are computed again, but are not sent again.
 
         Args:
-            saved: the saved state.
-            batch: function that returns the inputs and row positions of an exchange in flight,
-                given its step.
+            saved: the state to restore.
+            batch: function that takes the number of an exchange in flight, and returns its inputs
+                and the positions of its rows.
         """
         self._pending.clear()
-        # The adversary must tamper with these batches in the same way again, and this must not
+        # The adversary must change these batches in the same way as before, and this must not
         # change the adversary's state.
         tampering = saved.get("adversary", {})
         self.adversary.load_training_state(tampering)
@@ -696,7 +713,7 @@ class FeatureEnd(_End):
             self._optimizer.load_state_dict(saved["optimizer"])
 
     def _receive_gradient(self, pending: _Pending) -> Tensor:
-        """Receive the gradient of a cut from the next label party."""
+        """Receive the gradient of a cut, from the label party whose turn it is."""
         context = pending.context
         frame = expect(self.link, Kind.GRAD, context.step, "the label party")
         if len(pending.cut):
@@ -709,7 +726,7 @@ class FeatureEnd(_End):
         return grad
 
     def _go_forward(self, inputs: Tensor, step: int, rows: np.ndarray | None) -> Payload:
-        """Compute a batch's cut, mark its gradient as awaited, and return the cut's payload."""
+        """Compute a batch's cut, store it until its gradient arrives, and return its bytes."""
         context = StepContext(step, training=True, secret=self._secret, rows=rows)
         inputs = self._own.augmented(inputs, step)
         fed, _ = self.defense.batch(inputs, None, context)
@@ -745,7 +762,7 @@ class FeatureEnd(_End):
         return self._through("codec", filled(cut) if query else cut, stash)[:rows]
 
     def through_model(self, rows: Tensor) -> Any:
-        """Run the modules on rows, without the defense's random draws."""
+        """Run the party's modules on rows, without random numbers of the defense."""
         made = self.model["bottom"](rows)
         return self.model["codec"](made) if "codec" in self.model else made
 
@@ -755,16 +772,17 @@ class FeatureEnd(_End):
         return self._compute.run(self.model, part, values)
 
     def _send(self, frame: Frame, cut: Tensor) -> None:
-        """Send an encoded cut; the journal first records what must be equal in every attempt."""
-        if self._journal is not None:  # masks differ in each attempt, so the journal has the cut
+        """Record in the journal what every attempt must send equally; then send the frame."""
+        # masks differ in each attempt, so the journal records the unmasked cut
+        if self._journal is not None:
             lasting = frame.payload if self.codec.repeats else bytes_of(cut)
             self._journal.admit(frame.step, lasting)
         self.link.send(frame)
 
     def _encode(self, cut: Tensor, context: StepContext) -> Encoded:
-        """Encode a cut; the label party checks the decoded values.
+        """Encode a cut; the label party checks whether the decoded values are finite.
 
-        If a codec would hide NaN, the method raises an error for a cut with NaN.
+        If a codec cannot encode NaN, the method raises an error for a cut with NaN.
         """
         if not len(cut):
             return Encoded(b"", None)
@@ -786,7 +804,8 @@ class FeatureEnd(_End):
                     made[name] for name, weight in self.model.named_parameters()
                     if weight.requires_grad
                 ]  # fmt: skip
-            # The label party sends the gradient of the mean loss over this batch's rows.
+            # The label party sends the gradient of the mean loss over this batch; DP-SGD needs the
+            # gradient of each row's loss.
             self.private.give_gradients(cut, grad * len(cut), pending.calls, context.step, copies)
             self._optimizer.step()
             return
@@ -801,13 +820,16 @@ class FeatureEnd(_End):
     def _descend(
         self, cut: Tensor, inputs: Tensor, grad: Tensor, context: StepContext, stash: Stash | None
     ) -> None:
-        """Run the backward pass from a cut and the plug-ins' losses; update the weights."""
+        """Run the backward pass from the cut and from the losses of codec and defense.
+
+        Update the weights.
+        """
         assert self._optimizer is not None, "only in a training"
         losses = [self.codec.local_loss(cut, context)] if self._has_loss else []
         losses.append(self.defense.local_loss(cut, inputs, context))
         roots = [cut, *(loss for loss in losses if loss is not None)]
         if not any(root.requires_grad for root in roots):
-            return  # no weight has a gradient, but momentum would change weights
+            return  # no weight gets a gradient, but the optimiser's momentum would change weights
         drop_gradients(self._trainable)
         go_back(roots, [grad, *map(torch.ones_like, roots[1:])])
         if stash is not None:
@@ -816,20 +838,22 @@ class FeatureEnd(_End):
 
 
 def secret_of_end(secret: Secret, party: str) -> Secret:
-    """Return the secret for the label party's random draws on one party's cuts and gradients.
+    """Return the secret of the label party's random numbers for one party's gradients.
 
-    The draws for each party differ: equal noise on the gradients of two parties would cancel out.
+    The draws for each party differ: if the noise on the gradients of two parties were equal, they
+    could compute the difference without noise.
     """
     return Secret(secret.key("half", party))
 
 
 class LabelEnd(_End):
-    """Receives the cuts of one feature party and returns their gradients.
+    """The label party's endpoint for one feature party: receives cuts and returns their gradients.
 
     Args:
         terms: agreed terms of the party's cuts.
-        own: the label party's device, and its secret for private draws on gradients.
-        link: stream to the feature party.
+        own: the label party's private state; random numbers for gradients are derived from its
+            secret.
+        link: link to the feature party.
     """
 
     changing = ("gradient",)
@@ -840,20 +864,23 @@ class LabelEnd(_End):
         self._secret = secret_of_end(own.secret, terms.party)
         self._pending: tuple[Tensor, Any, StepContext] | None = None
         self._last: Tensor | None = None
-        # Gradients that the feature party may not have received yet; neither party has committed
-        # the steps of these gradients.
+        # Gradients that may not have arrived at the feature party yet; the codecs of both parties
+        # have not committed the steps of these gradients.
         self._sent: deque[Frame] = deque()
 
     def receive_cut(self, step: int, count: int, rows: np.ndarray | None = None) -> Tensor:
-        """Wait for a training cut; return it with axes (rows, width), ready for autograd.
+        """Wait for the cut of a training batch.
+
+        Return it as a leaf tensor of autograd, axes (rows, width).
 
         Args:
             step: number of the exchange.
-            count: number of rows.
-            rows: positions of the rows in the aligned rows, int64.
+            count: number of rows in the exchange.
+            rows: positions of the rows among the aligned rows, int64.
 
         Raises:
-            ProtocolError, FrameError, NonFiniteError: the frame is wrong; the model is unchanged.
+            ProtocolError, FrameError, NonFiniteError: the received frame is not valid; the model is
+                unchanged.
         """
         context = StepContext(step, training=True, secret=self._secret, rows=rows)
         cut, saved = self._receive(Kind.CUT, context, count)
@@ -862,21 +889,21 @@ class LabelEnd(_End):
         return cut if self.adapter is None else self.adapter(cut)
 
     def last_cut(self) -> Tensor:
-        """Return the last training cut again, for a step between exchanges, without receiving."""
+        """Return the last training cut as a new leaf tensor, for an additional local step."""
         assert self._last is not None, "no cut was received"
         cut = self._last.detach().requires_grad_()
         return cut if self.adapter is None else self.adapter(cut)
 
     def take(self, kind: Kind, step: int) -> Frame:
-        """Wait for the party's frame of this kind and step, without decoding it."""
+        """Wait for the party's frame of this kind and step; return it without decoding."""
         return expect(self.link, kind, step, f"party '{self.party}'")
 
     def await_gradient(self, total: Tensor, step: int) -> None:
-        """Make `send_gradient` send the gradient of `total`, which several endpoints may share."""
+        """Let `send_gradient` send the gradient of `total`, a sum of several parties' cuts."""
         self._pending = (total, None, StepContext(step, training=True, secret=self._secret))
 
     def send_gradient(self, labels: Tensor) -> None:
-        """Send the last cut's gradient from the backward pass; `labels` are its rows' labels."""
+        """Send the gradient of the last cut; `labels` are the labels of its rows."""
         assert self._pending is not None, "no cut was received"
         cut, saved, context = self._pending
         assert cut.grad is not None, "backward has not run"
@@ -884,10 +911,11 @@ class LabelEnd(_End):
         if len(grad):
             grad = self.defense.gradient(grad, labels, context)
         grad = self.adversary.gradient(self.party, grad, context)
-        # All gradients are checked before the first gradient is sent, so a broken step changes no
-        # weight.
+        # All gradients are checked before the first one is sent, so that a step with an invalid
+        # gradient changes no weight.
         check_finite(grad, "gradient", self.party, context.step)
-        if self._journal is not None:  # shares differ in each attempt, the gradient does not
+        # a secure mode's shares differ in each attempt, but the gradient does not
+        if self._journal is not None:
             self._journal.admit(context.step, bytes_of(grad), self.party)
         payload = self.codec.encode_grad(grad, saved, context) if len(grad) else b""
         self._pending = None
@@ -897,13 +925,13 @@ class LabelEnd(_End):
         self._commit_all_but(self.in_flight - 1)
 
     def drained(self) -> None:
-        """Note that an epoch's training is over, so the party will receive all gradients."""
+        """Commit all steps: an epoch's training is over, and no gradient is in transit later."""
         self._commit_all_but(0)
 
     def sent_state(self) -> list[dict[str, Any]]:
-        """Return sent gradients that the feature party's checkpoint of this step still waits for.
+        """Return the sent gradients that had not surely arrived when checkpoints were saved.
 
-        The gradients are returned as they were encoded.
+        The gradients are returned in encoded form.
         """
         return [
             {
@@ -914,7 +942,7 @@ class LabelEnd(_End):
         ]
 
     def send_again(self, saved: Iterable[Mapping[str, Any]]) -> None:
-        """Send the gradients of `sent_state` again, byte for byte: fresh noise would leak more."""
+        """Send a `sent_state` again unchanged, because new noise would disclose more."""
         self._sent.clear()
         for kept in saved:
             frame = Frame(Kind.GRAD, kept["step"], kept["payload"].numpy().tobytes())
@@ -922,16 +950,22 @@ class LabelEnd(_End):
             self.link.send(frame)
 
     def receive_query(self, step: int, rows: int) -> Tensor:
-        """Wait for a cut to evaluate; axes (rows, width). `confirm` answers it."""
+        """Wait for the cut of queried rows; axes (rows, width). `confirm` answers the query."""
         cut = self._receive(Kind.QUERY, StepContext(step), rows)[0].to(self.device)
         return cut if self.adapter is None else self.adapter(filled(cut))[:rows]
 
     def confirm(self, step: int, verdict: bytes = b"") -> None:
-        """Confirm that the party's query has arrived; `verdict` is early stopping's decision."""
+        """Confirm that the party's query has arrived.
+
+        `verdict` is the decision of early stopping as a byte.
+        """
         self.link.send(Frame(Kind.ACK, step, verdict))
 
     def _commit_all_but(self, last: int) -> None:
-        """Commit sent gradients except the last few; the feature party commits the same steps."""
+        """Commit the steps of sent gradients except the last `last`.
+
+        The feature party commits the same steps.
+        """
         while len(self._sent) > last:
             self._commit(self._sent.popleft().step)
 
@@ -947,19 +981,19 @@ class LabelEnd(_End):
 
 
 class CutAggregator:
-    """Receives the cuts of one exchange from the feature parties, one party after another.
+    """Receives the cuts of an exchange from all feature parties, one party after another.
 
-    A secure mode has its own aggregator, which receives the sum of the cuts.
+    A secure mode that sums cuts has its own aggregator, which receives only the sum.
 
     Args:
         ends: the label party's endpoints, one for each feature party, in merge order.
-        ledger: ledger that records the waiting times.
-        stopping: early stopping; a query that decides whether to stop is confirmed after the
-            decision.
+        ledger: ledger that records how long the label party waits for each party.
+        stopping: the label party's part in early stopping; if a query decides whether to stop, it
+            is confirmed only after the decision.
 
     Attributes:
-        without: parties whose cuts the next query does without, if the model allows missing
-            parties.
+        without: parties from which the next query receives no cuts, because they are absent; only
+            for models that allow this.
     """
 
     def __init__(
@@ -972,15 +1006,15 @@ class CutAggregator:
 
     @property
     def helpers(self) -> Sequence[Link]:
-        """Streams to parties without columns; they are informed when the session ends."""
+        """Links to parties without columns, which receive a message when the session ends."""
         return ()
 
     def begin(self) -> Mapping[str, int]:
-        """Begin a new attempt: the parties agree on keys, if the mode needs keys.
+        """Begin a new attempt; the parties agree on keys if the secure mode needs keys.
 
         Returns:
-            The number of columns of each party's first layer, if layers are shared; otherwise
-            nothing.
+            The number of columns of each party's first layer, if first layers are secret-shared;
+            otherwise an empty mapping.
         """
         return {}
 
@@ -988,12 +1022,15 @@ class CutAggregator:
         """Relay the messages between the feature parties before they send their cuts."""
 
     def cuts(self, exchange: Exchange) -> dict[str, Tensor]:
-        """Receive the cuts, by feature party; axes (rows, width) each."""
+        """Receive the cuts of all feature parties, by party; axes (rows, width) each."""
         rows = exchange.rows
         return {name: self._one(name, end, exchange, rows) for name, end in self.ends.items()}
 
     def send_gradients(self, exchange: Exchange, labels: Tensor) -> None:
-        """Send each party the gradient of its cut; `labels` are the exchange's labels."""
+        """Send each feature party the gradient of its cut.
+
+        `labels` are the labels of the exchange's rows.
+        """
         for end in self.ends.values():
             end.send_gradient(labels)
             if exchange.last:

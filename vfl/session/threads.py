@@ -1,9 +1,9 @@
-"""Number of torch's threads in a party's process: a fixed number, or the fastest for its model.
+"""Number of threads that torch uses in a party's process: a fixed number, or the fastest one.
 
-One thread is the default. The results of one thread are the same bit for bit on every machine,
-however busy it is. With more threads, some sums are split among the threads, so that the last bits
-of results may differ. On a busy machine, several threads that wait for each other can take many
-times as long as one thread.
+By default, torch uses one thread. With one thread, results are the same bit for bit on every
+machine, however busy the machine is. With more threads, some sums are split among the threads, so
+that the last bits of results may differ. On a busy machine, several threads that wait for each
+other can need many times as long as a single thread.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from vfl.config.party_file import ThreadCount
 from vfl.core.processes import usable_cores
 from vfl.core.seeds import scoped
 
-#: Least speedup that makes doubling the threads worthwhile, because the threads occupy more cores.
+#: If doubling the number of threads gives less than this speedup, it is not worthwhile, because the
+#: threads occupy more cores.
 _WORTH = 1.2
 _REPEATS = 3
 
 
 def use_threads(asked: ThreadCount, trial: Callable[[], object] | None = None) -> int:
-    """Set the number of torch's threads in this process; return that number.
+    """Set the number of torch's threads in this process, and return this number.
 
     Args:
-        asked: a number of threads, or "auto", which measures the time of `trial`.
-        trial: function that does the work of one training step; if it is None, "auto" sets 1
+        asked: a number of threads; or "auto", which measures how long `trial` takes with several
+            numbers of threads.
+        trial: function that does the work of one training step; if it is None, "auto" sets one
             thread.
     """
     count = 1 if asked == "auto" else asked
@@ -41,10 +43,10 @@ def use_threads(asked: ThreadCount, trial: Callable[[], object] | None = None) -
 def fastest(
     trial: Callable[[], object], most: int, clock: Callable[[], float] = time.perf_counter
 ) -> int:
-    """Return the largest power of two up to which each doubling of the threads was faster.
+    """Return the largest power of two up to which each doubling was worthwhile.
 
     Args:
-        trial: function with the work to time.
+        trial: function whose duration is measured.
         most: largest number of threads.
         clock: function that returns the time in seconds.
     """
@@ -60,13 +62,13 @@ def fastest(
 def step_of(
     build: Callable[[], nn.Module], rows: int, shape: tuple[int, ...]
 ) -> Callable[[], None]:
-    """Make a trial function: forward and backward pass of a new model on a batch of zeros.
+    """Return a function that runs forward and backward pass of a new model on a batch of zeros.
 
     Args:
-        build: function that builds the model; the model's weights and the trial's random numbers
-            come from a separate generator.
+        build: function that builds the model; it draws the initial weights from a separate
+            generator, so that other random numbers stay the same.
         rows: batch size.
-        shape: axes of one row.
+        shape: axes of one row of the input.
     """
 
     def trial() -> None:
@@ -82,7 +84,7 @@ def step_of(
 
 def _seconds(trial: Callable[[], object], count: int, clock: Callable[[], float]) -> float:
     torch.set_num_threads(count)
-    trial()  # the first call starts the threads
+    trial()  # the first call starts torch's threads
     took = []
     for _ in range(_REPEATS):
         started = clock()

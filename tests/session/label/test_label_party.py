@@ -88,7 +88,7 @@ def test_a_top_that_learns_nothing(data, frozen):
 def test_a_bottom_of_its_own_has_the_agreed_width(data):
     own = nn.Sequential(nn.Flatten(), nn.Linear(data["lender"].inputs.shape[1], 9))
     session = session_of(data, [*PARTIES, "lender"], bottoms={"lender": own})
-    with pytest.raises(WidthError, match="bottom of party 'lender'") as caught:
+    with pytest.raises(WidthError, match="bottom model of party 'lender'") as caught:
         session.run()
     assert (caught.value.got, caught.value.want) == ("(20, 9)", "(20, 10)")
 
