@@ -2,8 +2,8 @@
 
 The duration of an exchange that waits for the previous one is a round trip, plus both parties'
 compute time, plus the transfer times. With m cuts in flight (sent before the earlier gradients
-arrive), an exchange takes 1/m of that time on average, until the processors or the link are busy
-all the time.
+arrive), an exchange takes 1/m of that time on average. The average cannot be shorter than the
+compute time or the transfer time in one direction.
 
 Measured on MNIST, divided into halves of each image, with a delay of 40 ms: batches of 256 to 1024
 rows train as fast as five cuts in flight, and their gradients are not stale. Adam's learning rate
