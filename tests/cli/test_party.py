@@ -96,7 +96,7 @@ def test_a_party_of_another_host_makes_its_own_keys(well, refused, apart, tmp_pa
     assert "consent.members = lender, bank" in told
     public = tmp_path / "shop/shop.pub"
     wrong = accepted(refused, public, "loans", fingerprint(b"ssh-ed25519 AAAA other")).err
-    assert "differs from the fingerprint that was read aloud" in wrong
+    assert "do not have the fingerprint that was read aloud" in wrong
     assert fingerprint(public.read_bytes()) not in wrong
     assert "by telephone" in refused("party", "accept", str(public), "loans").err
     assert not (apart / "label/keys/shop.pub").exists()

@@ -231,7 +231,7 @@ def test_a_killed_rank_is_named_and_the_training_goes_on_from_its_checkpoint(
 
 def test_a_party_runs_no_more_ranks_than_it_says(session, no_process):
     in_ranks(session, 2, 1)
-    with pytest.raises(PeerFailedError, match="does not run that many ranks") as caught:
+    with pytest.raises(PeerFailedError, match="runs fewer ranks than the session needs") as caught:
         session.play()
     assert "2 ranks" in str(caught.value)
     assert isinstance(session.flower.failures[0], ConsentError)

@@ -239,7 +239,7 @@ def test_a_damaged_checkpoint_of_one_party_sends_all_back_to_an_older_one(sessio
     assert "restart 1 of 1, from exchange 6" in notes
     assert "stopped with V009" in notes
     assert "the session returns to an older checkpoint" in notes
-    assert "checkpoint 6 cannot be used; continuing from exchange 3" in notes
+    assert "checkpoint 6 cannot be used; the training continues from exchange 3" in notes
     assert read_json(session.run / "summary.json")["weights_sha256"]
     assert any(error.code == "V009" for error in session.flower.failures)
 

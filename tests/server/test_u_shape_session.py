@@ -143,7 +143,7 @@ def test_who_does_not_consent_takes_no_part(session, name, text, match):
 def test_a_party_of_another_role_is_not_asked(session):
     path = session.folder / MIDDLE / "party.toml"
     session.write(MIDDLE, path.read_text().replace('"middle"', '"dealer"'))
-    with pytest.raises(VFLError, match="asks it to be in the middle"):
+    with pytest.raises(VFLError, match="to be in the middle, but the party has another role"):
         session.play("train")
 
 

@@ -139,7 +139,7 @@ def test_a_party_that_comes_back_with_the_tables_of_a_new_month(trained, monkeyp
         assert client.predict(IDS[0])[0] == 404
     assert set(seen) <= {(503, "shop")}
     notes = (trained.run / "notes.txt").read_text()
-    assert notes.count("serving continues with the rows of the present tables") == 1
+    assert notes.count("the service continues with the rows of the present tables") == 1
 
 
 @pytest.mark.parametrize("disk", ["shop"], indirect=True)
@@ -163,7 +163,7 @@ def test_a_party_whose_disk_is_full_sends_nothing_that_it_cannot_count(disk, tra
     codes = [error.code for error in trained.flower.failures]
     assert StorageError.code in codes
     notes = (trained.run / "notes.txt").read_text().splitlines()
-    assert sum("serving continues" in line for line in notes) <= 2  # not one an attempt
+    assert sum("the service continues" in line for line in notes) <= 2  # not one an attempt
 
 
 @pytest.mark.parametrize("disk", ["lender"], indirect=True)

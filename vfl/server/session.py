@@ -167,7 +167,7 @@ def _gone(terms: Terms, today: Collection[str] | None) -> list[str]:
     without = terms.mode in ("predict", "serve") and terms.missing_rows == "token" and not whole
     if gone and not without:
         raise MissingPartyError(
-            f"party '{gone[0]}' has left the project",
+            f"party '{gone[0]}' has left this project",
             where=f"run '{terms.run}', in which it took part",
             want="for a prediction or a service without this party: a network that was trained "
             'with data.missing_rows = "token"',

@@ -188,7 +188,7 @@ def _explained(name: str, address: Address) -> Iterator[None]:
         if problem.verify_code in _OUT_OF_TIME and (theirs := _unproven_time(address)):
             check_clocks(name, where, datetime.now(UTC), theirs)
         raise AuthenticationError(
-            f"the certificate of {name} is not valid",
+            f"the certificate of {name} is not accepted",
             where=where,
             got=problem.verify_message,
             want="a certificate that is valid today, issued for this host, and signed by the "

@@ -480,7 +480,7 @@ def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeout
     except ssl.SSLCertVerificationError as error:
         stream.end()
         raise AuthenticationError(
-            "the certificate of the hub is not trusted",
+            "the hub's certificate is not trusted",
             where=str(Address(host, port)),
             got=error.verify_message,
             want="a certificate for this host name, signed by the CA in the session message",

@@ -47,7 +47,7 @@ def test_it_is_told_before_the_training(training):
 
 def test_a_disk_without_room(training, monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(10**9, 10**9 - 1000, 1000))
-    with pytest.raises(ConfigError, match="no room for the trace") as caught:
+    with pytest.raises(ConfigError, match="too little free space for the trace") as caught:
         training.session().run()
     assert caught.value.got == "1.00 kB free"
     assert caught.value.where == str(tmp_path)
