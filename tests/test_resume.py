@@ -188,7 +188,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path):
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match="cannot be used") as caught:
         kept.load(20)
-    assert caught.value.got == "a file is not as it was written; intact are: 10"
+    assert caught.value.got == "a file is not as it was written; undamaged checkpoints: 10"
     assert kept.intact() == [10]
     path.write_bytes((tmp_path / "0000000010.checkpoint").read_bytes())
     with pytest.raises(CheckpointError) as caught:

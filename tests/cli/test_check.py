@@ -123,7 +123,7 @@ def test_advice_for_a_slow_link(vfl, well, project):
     slow = ("--round-trip-ms", "40", "--mbps", "80", "-s", "train.in_flight=6")
     done = well("check", project, *slow)
     assert "round trip ms            40.0" in done.out
-    assert "train.in_flight above 5 costs accuracy" in done.out
+    assert "train.in_flight above 5 reduces accuracy" in done.out
     facts = facts_of(vfl("check", project, "--json", "--round-trip-ms", "40", "--mbps", "80"))
     # 64 rows of two cuts of 32 float32 take 1.64 ms on 80 Mbit/s, one way.
     assert facts["exchanges_per_second"] == pytest.approx(

@@ -88,7 +88,7 @@ def test_two_trainings_that_differ_in_few_rows_are_refused(session, name):
     shown = session.shown()
     session.rows_are(TABLE[:399])
     refusal = session.refused(run="without", **model)
-    assert "fewer than 20 rows changed" in refusal
+    assert "fewer than 20 rows differ" in refusal
     assert "min_changed_rows = 1" in refusal
     assert "r00399" not in refusal
     assert session.shown() == shown, "nothing of these rows was shown"
@@ -107,7 +107,7 @@ def test_an_erased_row_goes_on_counting_until_its_owner_accepts_what_that_tells(
     assert len(shown.read_bytes()) == len(before)
     assert shown.read_bytes() != before, "the digest of the row is overwritten"
     session.rows_are(TABLE[:400][TABLE.id[:400] != "r00007"])
-    assert "fewer than 20 rows changed" in session.refused(run="without", **model)
+    assert "fewer than 20 rows differ" in session.refused(run="without", **model)
     for name in OTHERS:
         session.describe(name, f"{ACCEPTS}min_changed_rows = 1\n")
     session.play(run="accepted", **model)

@@ -169,7 +169,7 @@ class LabelFolder:
     def certificate_warnings(self) -> list[str]:
         """Return warnings about those certificates of the SuperLink that expire soon."""
         cures = {
-            "server.pem": "vfl up renews it if ca.key exists, and vfl renew PROJECT renews it always",
+            "server.pem": "vfl up renews it if ca.key exists; vfl renew PROJECT always renews it",
             "ca.pem": "make a new authority with: vfl renew PROJECT --authority",
         }
         found = [expiry_warning(self.certificates / name, cure) for name, cure in cures.items()]

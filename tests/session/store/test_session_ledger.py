@@ -369,7 +369,7 @@ def test_statistics_of_almost_the_same_rows_are_refused(tmp_path):
     for near in (rows[:99], rows[2:102], rows[:104]):
         with pytest.raises(ConsentError, match="almost the same rows") as refusal:
             show("near", near)
-        assert refusal.value.got == "fewer than 5 rows changed"
+        assert refusal.value.got == "fewer than 5 rows differ"
     assert ledger.spent_statistics() == 18
     show("near", rows[100:])  # under the name of what was refused
     ledger.forget_shown(rows[:1])
