@@ -100,7 +100,7 @@ def test_more_rows_than_a_request_takes_come_in_their_order(ask, trained_run):
 
 def test_refusals_are_coded_errors_without_the_token(ask, trained_run, token):
     client, first = ask(max_rows_per_day=3), next(iter(predicted(trained_run)))
-    with pytest.raises(DataError, match="not known"):
+    with pytest.raises(DataError, match="does not know one of the ids"):
         client.predict(["absent"])
     with pytest.raises(ConsentError, match="more than 3 rows") as caught:
         client.predict([first] * 4)
