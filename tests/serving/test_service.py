@@ -335,7 +335,7 @@ def test_a_person_asks_on_the_page(local, trained_run, browser):
     ask_page(browser, "wrong", each)
     browser.wait_for("document.getElementById('error').textContent.includes('token')")
     ask_page(browser, client.token, "<b>nobody</b>")
-    browser.wait_for("document.getElementById('error').textContent.includes('not known')")
+    browser.wait_for("document.getElementById('error').textContent.includes('does not know')")
     ask_page(browser, client.token, each)
     browser.wait_for("!document.getElementById('answer').hidden")
     assert browser.value("document.getElementById('prediction').textContent") == prediction
