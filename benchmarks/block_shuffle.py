@@ -89,7 +89,7 @@ def bench_block_shuffle(
         seeds: number of seeds; each seed determines a split, initial weights and row orders.
         table: credit default, bank marketing, or both of them.
         rows: largest number of rows of each table.
-        epochs: epochs of each training.
+        epochs: number of epochs of each training.
 
     Raises:
         MissingDataError: the folder that VFL_DATA names does not have the tables.

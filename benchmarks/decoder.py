@@ -357,11 +357,11 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
         ]
 
         def program(last: int, party: Role) -> tuple[Shared, float, float]:
-            """Run all steps except the last one, or all steps.
+            """Run the step for the context, and if `last` is 1 also the step for the last token.
 
             Return the result, the processor time and the wall time of the last step that ran. Both
-            ends begin it together: otherwise the party that begins earlier would have sent
-            something in advance.
+            parties begin this step together: otherwise the party that begins earlier would have
+            sent something in advance.
             """
             caches, steps = (Growing(), Growing()), [(0, _CONTEXT - 1), (_CONTEXT - 1, _CONTEXT)]
             for start, end in steps[: 1 + last]:

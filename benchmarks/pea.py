@@ -334,7 +334,7 @@ def judged_network(task: Task, model: nn.Module, rows: slice) -> float:
 def models_table(
     task: Task, epsilon: float, seeds: int, *, shares: bool, networks: bool
 ) -> Iterator[PeaRow]:
-    """Yield rows for linear models on features and raw inputs, and for networks (5.2, 5.4)."""
+    """Yield rows for linear models on features and raw inputs, and for networks."""
     test = slice(task.train, None)
     noise = task.noise(epsilon)
     for what, inputs in (("features", task.features), ("raw", task.raw.flatten(1).double())):
@@ -373,7 +373,7 @@ def models_table(
 def beginnings_table(
     task: Task, epsilon: float, seeds: int, steps: Sequence[int] = (2, 10, 40)
 ) -> Iterator[PeaRow]:
-    """Yield rows for starts from the average and best local model, rows even or sorted (5.5)."""
+    """Yield rows for starts from the average and best local model, rows even or sorted."""
     noise = task.noise(epsilon, part=0.5)  # a batch is the same fraction of a holder's rows
     rate = best_rate(task, task.features, _SHARED * task.noise(epsilon))
     few = min(500, (len(task.labels) - task.train) // 4)

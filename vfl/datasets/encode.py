@@ -87,7 +87,10 @@ class Unfamiliar:
 
 
 class Encoder(ABC):
-    """Base class of encoders, which map a party's table to inputs; kept with its bottom."""
+    """Base class of encoders, which map a party's table to model inputs.
+
+    An encoder is stored together with the party's bottom model.
+    """
 
     kind: ClassVar[str]
     names: tuple[str, ...]  #: names of the encoder's columns, in order
@@ -112,7 +115,7 @@ class Encoder(ABC):
         return 0
 
     def to_json(self) -> str:
-        """Return the fitted state as JSON, with categories and means; the party keeps it."""
+        """Return the fitted state as JSON, with categories and means; it stays at the party."""
         return json.dumps({"encoder": self.kind, **asdict(self)})  # type: ignore[call-overload]
 
 

@@ -626,9 +626,9 @@ def load_own(
         raise DataError(f"party '{name}' has neither columns nor a label")
     if place is not None and unaligned:
         raise DataError(
-            "a table on disk only has the rows of the session",
+            "a table on disk has only the rows of the session",
             where="data.memory",
-            fix="leave data.memory out if a defense reads the other rows",
+            fix="leave data.memory out if a defense reads rows outside the session",
         )
     kept = [*own, *(one.column for one in learned)]
     split_of = partial(dealing.split_of, place=place)
