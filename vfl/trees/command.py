@@ -31,7 +31,7 @@ def importance(run: Run, json: Json = False) -> None:
         return
     if "rows" in table:
         print(f"on {table['rows']} test rows; gain: share of the total gain of all splits;")
-        print("permutation: increase of the loss when a party's or column's cells are permuted;")
+        print("permutation: increase of the loss if the cells of a column or party are permuted;")
         print("shapley: mean absolute Shapley value, added up over outputs")
     heads = [name for name in _FIGURES if name in table["columns"][0]]
     print(f"{'':<32}" + "".join(f"{name:>13}" for name in heads))

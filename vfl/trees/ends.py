@@ -1,4 +1,4 @@
-"""Both parties' implementations of boosted trees with `protect = "order"` (Tian et al. 2020, 4).
+"""The parties' implementations of boosted trees with `protect = "order"` (Tian et al. 2020, 4).
 
     feature party                                label party
       layout, number of each cell's bin  ---->     once: joins all columns;
@@ -251,7 +251,7 @@ class LabelEnd(LabelCellsEnd):
                 raise DataError(
                     f"the Shapley values of party '{name}' do not fit one message",
                     got=f"{count} columns, {own.shape[2]} outputs",
-                    want=f"at most {CHUNK_BYTES // (4 * QUERY_ROWS)} columns times outputs",
+                    want=f"columns x outputs of at most {CHUNK_BYTES // (4 * QUERY_ROWS)}",
                 )
             self.ends[name].link.send(Frame(Kind.PROTOCOL, exchange.step, own.tobytes()))
 
@@ -372,8 +372,8 @@ class LabelEnd(LabelCellsEnd):
     def _asked_of(self, name: str, exchange: Exchange) -> np.ndarray:
         """Return the positions, within an exchange, of the rows that a feature party can answer.
 
-        These are all rows of the exchange; if no confirmation follows, they are only the rows that
-        the party has.
+        The positions are those of all rows of the exchange, or, if no confirmation follows, only of
+        rows that the party has.
         """
         held = self._rows.held
         if exchange.confirmed or not held:
@@ -405,7 +405,7 @@ def _explains(terms: Terms, exchange: Exchange) -> bool:
 def _too_many_splits(party: str) -> DataError:
     return DataError(
         f"the forest has too many splits on the columns of party '{party}'",
-        want=f"at most {MOST_SPLITS}, whose answers fit a message",
+        want=f"at most {MOST_SPLITS} splits, because answers about more do not fit in one message",
         fix="fewer rounds, or smaller trees",
     )
 

@@ -116,7 +116,7 @@ class VFLBoosting(InProcessEstimator):
             raise ConfigError(
                 "a constraint cannot be set for a column with this name",
                 where="monotone_constraints",
-                got=f"{len(strange)} names with one of {' '.join(sorted(_OF_SPECS))}",
+                got=f"{len(strange)} names that contain one of {' '.join(sorted(_OF_SPECS))}",
                 fix="rename the column",
             )
         given = {name: getattr(self, name, None) for name in inspect.signature(Trees).parameters}

@@ -165,16 +165,17 @@ class Trees(CellsMode):
             )
 
     def promise(self, agreed: Agreed) -> str:
-        own = "a feature party learns which of its columns were split at which bins"
+        own = "a feature party learns on which of its columns trees split, and at which bins"
         noise = ""
         if self.epsilon is not None:
-            noise = f" after a randomised response of epsilon {self.epsilon:g} a cell"
+            noise = f" after a randomised response of epsilon {self.epsilon:g} per cell"
         if self.needs_keys:
             rows = " and which rows are in which node" if self.nodes == "known" else ""
             return (
-                f"{agreed.label_party} learns sums of gradients over bins, from which it can solve "
-                f"for bins{noise}, and the sides of rows at splits; {own}{rows}; {self.helper} "
-                "learns bins and rows, but not which column or row each is, unless it colludes"
+                f"{agreed.label_party} learns sums of gradients over bins, from which it can "
+                f"compute bins{noise}, and whether rows go left or right at splits; {own}{rows}; "
+                f"{self.helper} learns bins of columns and rows that it cannot identify, unless "
+                "it colludes with another party"
             )
         return (
             f"{agreed.label_party} learns the bin of every cell{noise}, and no name, edge or "

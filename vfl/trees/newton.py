@@ -2,9 +2,10 @@
 
 A model has margins X b, for columns X and coefficients b, and a mean mu for each margin (McCullagh
 and Nelder 1989, section 2.2); column 0 of X is the constant 1. For the canonical links of this
-module, Newton's method is the same as Fisher scoring. It needs only X^T mu, X^T W X and one further
-number, at coefficients that it chooses; W is the diagonal matrix of the rows' weights. The fit is
-the same whether these sums are computed from all columns in one place or on additive shares.
+module, Newton's method is the same as Fisher scoring. Newton's method needs only X^T mu, X^T W X
+and one further number, at coefficients that it chooses; W is the diagonal matrix of the rows'
+weights. The fit is the same whether these sums are computed from all columns in one place or on
+additive shares.
 """
 
 from __future__ import annotations
@@ -532,7 +533,7 @@ class _Solver:
             if np.isfinite(found.normaliser) and self.loss(b + step, found) <= before + rounding:
                 return b + step, found
             step = step / 2
-        raise _no_maximum("no step that makes the labels likelier")
+        raise _no_maximum("no step that increases the likelihood of the labels")
 
     def _sparse(self, b: np.ndarray, slope: np.ndarray, curvature: np.ndarray) -> np.ndarray:
         """Return the d that minimises s d + d H d / 2 + l1 |b + d|, by coordinate descent."""
@@ -596,8 +597,8 @@ def _refuse_separated(curvature: np.ndarray, first: np.ndarray, inside: np.ndarr
 
 def _no_maximum(got: str) -> DataError:
     return DataError(
-        "no maximum-likelihood coefficients exist: some grow without limit, as where sums of "
-        "columns separate labels",
+        "no maximum-likelihood coefficients exist: some grow without limit, for example because a "
+        "weighted sum of columns separates the labels",
         got=got,
         want="labels that no weighted sum of columns separates",
         fix="l2=0.001, fewer columns, or more rows",
@@ -615,9 +616,9 @@ class Selection:
 
     Attributes:
         by: criterion: "p" adds the column with the smallest p-value of the score test, if this
-            p-value is below `enter`. It removes the column with the largest p-value of Wald's test,
-            if this p-value is above `leave`. "aic" and "bic" consider the same columns, and add or
-            remove a column if the information criterion decreases.
+            p-value is below `enter`. "p" also removes the column with the largest p-value of Wald's
+            test, if this p-value is above `leave`. "aic" and "bic" consider the same columns, and
+            add or remove a column if the information criterion decreases.
         enter, leave: p-values.
     """
 

@@ -12,16 +12,17 @@ from vfl.experiments.tables import Table, number_text, p_value_text, percent_tex
 from vfl.trees.command import column_name, importance_of
 
 _OF_REGRESSION = (
-    "Coefficients are for columns with mean 0 and standard deviation 1 in the training rows. A "
-    "feature party's columns have numbers here; the card in its own run folder shows their names."
+    "Coefficients are for columns with mean 0 and standard deviation 1 in the training rows. The "
+    "columns of a feature party have numbers here; the page in the party's own run folder shows "
+    "their names."
 )
 
 
 _OF_IMPORTANCE = (
     "Measured on {rows} test rows of the last evaluation. Gain: share of the total gain of all "
-    "splits. Permutation: increase of the mean loss if cells are permuted among rows. Shapley: "
-    "mean absolute Shapley value. A feature party's columns have numbers if its files are on "
-    "another host."
+    "splits. Permutation: increase of the mean loss if the cells of the column or party are "
+    "permuted among rows. Shapley: mean absolute Shapley value. The columns of a feature party "
+    "have numbers instead of names if the party's files are on another host."
 )
 
 

@@ -83,9 +83,9 @@ class Regression(CellsMode):
         return (
             f"{agreed.label_party} learns sums over rows, such as X^T X, and all coefficients of "
             "standardised columns; a feature party learns the coefficients of its own columns; "
-            f"{self.helper} learns the margins of training rows, but not which row each belongs "
-            f"to, unless it colludes; each prediction shows {agreed.label_party} each party's part "
-            "of the margin"
+            f"{self.helper} learns the margins of training rows that it cannot identify, unless it "
+            f"colludes with another party; each prediction shows {agreed.label_party} each party's "
+            "part of the row's margin"
         )
 
     def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> TrainingEnd:

@@ -88,9 +88,9 @@ class Design:
         if lost.any():
             raise DataError(
                 "a regression allows no missing cells in training rows",
-                got=f"{int(lost.sum())} of them in {int(lost.any(axis=0).sum())} columns",
+                got=f"{int(lost.sum())} missing cells in {int(lost.any(axis=0).sum())} columns",
                 want="a number or a category in every cell",
-                fix="fill them in, remove the rows, or use model = 'trees'",
+                fix="fill in the missing cells, remove the rows, or use model = 'trees'",
             )
         columns = expanded(cells, categories)
         scales = columns.std(axis=0)

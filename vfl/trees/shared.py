@@ -3,9 +3,9 @@
 The label party packs a row's two derivatives of the loss into one element of the ring 2^64, and
 splits this element into two additive shares. One share follows from a seed that the label party has
 in common with a feature party, and is not sent. The label party sends the other share to a helper,
-which has no data and no labels. It sends the rows in a permuted order that the helper cannot undo.
-The feature party and the helper each add up their own shares bin by bin; the label party adds these
-two sums.
+which has no data and no labels. The label party sends the helper the rows in a permuted order that
+the helper cannot undo. The feature party and the helper each add up their own shares bin by bin;
+the label party adds these two sums.
 
     feature party                  helper                          label party
       bins, rows permuted  ---->     keeps them              <---    shares of rows, permuted;
@@ -275,7 +275,7 @@ class SharedFeatureEnd(FeatureEnd):
             raise ProtocolError(
                 "the label party requested splits that its trees do not have",
                 where=f"round {step}",
-                want="the sides of rows at the splits of its trees",
+                want="requests for exactly the splits that its trees have on this party's columns",
             )
 
     def _require_own(self, facts: Facts) -> None:
@@ -857,7 +857,7 @@ class SharedSums:
         """Yield, for each division, bins of rows, a column number, and which bins go left.
 
         For a split on another party's column, the bins are the directions of rows (0 is right, 1 is
-        left). They cover the node's rows, or all rows if `everywhere` is true.
+        left). These directions cover the node's rows, or all rows if `everywhere` is true.
         """
         if name not in self._pads:
             assert self._own is not None, "it has columns"
@@ -944,7 +944,7 @@ def _require_nodes(count: Any) -> None:
 
 
 def _numbers(nodes: Any, rows: int) -> np.ndarray:
-    """Parse node numbers of one tree; they are below 2 x rows, because each leaf has a row.
+    """Parse node numbers of one tree, which are below 2 x rows, because each leaf has a row.
 
     Raises:
         ProtocolError: the values are no valid node numbers.

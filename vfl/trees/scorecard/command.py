@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _Where = Annotated[
     Path,
     argument(
-        "An experiment or a project to train a scorecard from; or a run with a scorecard.",
+        "An experiment or a project that describes the training; or a run with a scorecard.",
         "EXPERIMENT.toml|PROJECT|RUN",
     ),
 ]
@@ -63,7 +63,7 @@ def scorecard(
     reasons: Annotated[
         int | None,
         option(
-            "Also write scores of the rows of vfl predict, with up to this many reasons a row.",
+            "Also write the scores of predicted rows, with up to this many reasons per row.",
             min=0,
             max=4,
         ),

@@ -45,10 +45,10 @@ class Scorecard(CellsMode):
             only falls, with the column.
         rising, falling: names of columns with which the bad rate may only rise (`rising`), or only
             fall (`falling`). All parties can read these names in the agreed terms of the training.
-        min_iv: smallest information value of a column on the card.
+        min_iv: smallest information value of a column on the scorecard.
         max_vif: largest variance inflation factor that a column may have among the columns on the
-            card.
-        max_p: largest p-value that a coefficient on the card may have.
+            scorecard.
+        max_p: largest p-value that a coefficient on the scorecard may have.
         l2: L2 penalty on coefficients, relative to the log-likelihood per row; a fit with a penalty
             has neither standard errors nor p-values.
         base_score, odds, double: `base_score` is the score at which there are `odds` good rows per
@@ -133,11 +133,12 @@ class Scorecard(CellsMode):
         )
         if self.needs_keys:
             return (
-                f"{agreed.label_party} learns goods and bads of each cell of at least {self.floor} "
-                "rows, correlations, sums of the regression and, for each row that is tested or "
-                f"predicted, each party's points; {own}, and coefficients of its columns; "
-                f"{self.helper} learns cells and margins, but not which column or row each belongs "
-                "to, unless it colludes"
+                f"{agreed.label_party} learns how many good and bad rows are in each cell (joined "
+                f"bins) of at least {self.floor} rows, correlations of columns and sums of the "
+                "regression; it also learns each party's points for each row that is tested or "
+                f"predicted; {own}, and coefficients of its columns; {self.helper} learns cells "
+                "and margins of columns and rows that it cannot identify, unless it colludes with "
+                "another party"
             )
         return (
             f"{agreed.label_party} learns the bin of every cell, and no name, edge or category; "

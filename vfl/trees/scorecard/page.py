@@ -231,7 +231,7 @@ def columns_table(loaded: LoadedCard) -> Table:
 
 
 def regression_table(loaded: LoadedCard) -> Table:
-    """Return a table with one line per column on the card."""
+    """Return a table with one line per column on the scorecard."""
     inflation, found = loaded.card.inflation(), []
     for place, line in enumerate(loaded.lines):
         column = line.column
@@ -346,7 +346,9 @@ def _doubts(loaded: LoadedCard) -> list[str]:
                 "suspicious"
             )
         if line.column.shift > _SHIFTED:
-            found.append(f"look at {line.name} of {line.party}: its bins have shifted")
+            found.append(
+                f"look at {line.name} of {line.party}: the shares of rows in its bins have shifted"
+            )
     if not any(line.column.on_card for line in loaded.lines):
         found.append("no column is on the card: each has too little information value")
     return found

@@ -145,9 +145,9 @@ class TrainingEnd(SummingEnd[Facts]):
         floor = self._mode.floor
         if facts.rows[0] < 2 * floor:
             raise TooFewRowsError(
-                "there are too few training rows for two cells",
+                "there are too few training rows for two cells (joined fine bins)",
                 got=f"{facts.rows[0]} rows",
-                want=f"{2 * floor} rows, as floor={floor} asks for {floor} in a cell",
+                want=f"{2 * floor} rows, because floor={floor} requires {floor} rows in each cell",
                 fix="more rows, or a smaller floor if all parties accept it",
             )
 
@@ -391,7 +391,7 @@ class LabelEnd(TrainingEnd):
             said = self._told[name] = read_description(OwnFacts, told[name], f"party '{name}'")
             if not said.columns or {sum(one.rows) for one in said.columns} != {said.rows[0]}:
                 raise ProtocolError(
-                    "the rows of the cells do not add up to the total",
+                    "the numbers of rows in a column's cells do not add up to the number of rows",
                     where=f"the message of party '{name}'",
                 )
         own = 0 if self._own is None else len(self._own.layout.bins)
@@ -424,7 +424,7 @@ class LabelEnd(TrainingEnd):
             raw = channel.receive_bytes(number, rows * POINTS.itemsize)
             points = np.frombuffer(raw, POINTS).astype(np.int64)
             if np.abs(points).max(initial=0) > MOST_POINTS:
-                raise ProtocolError("a row cannot have so many points", where=channel.peer)
+                raise ProtocolError("a party cannot give a row so many points", where=channel.peer)
             scores += points
             player.leakage.count("points of rows", f"{exchange.phase} rows", rows, rows)
         if exchange.phase in ("validation", "test"):
@@ -456,8 +456,8 @@ class LabelEnd(TrainingEnd):
 class OnShares:
     """Counts and sums over all parties' columns, at the label party; see `fitting.Source`.
 
-    The card lists the label party's columns first, whereas the order of party roles ends with the
-    label party.
+    The scorecard lists the label party's columns first, whereas the order of party roles ends with
+    the label party.
 
     Args:
         player: the label party's connection to the sums protocol.
@@ -608,20 +608,20 @@ class OnShares:
         return outcome_of(FAMILY, into.T @ products.numpy()[order], labels), sums
 
     def _in_roles(self, flags: np.ndarray) -> np.ndarray:
-        """Reorder flags of columns from card order to role order; insert the intercept's flag."""
+        """Reorder flags from scorecard order to role order; insert the intercept's flag."""
         mine = self._mine.shape[1]
         return np.concatenate([flags[mine:], [True], flags[:mine]])
 
     @property
     def _varies(self) -> np.ndarray:
-        """For each of the card's columns, whether its weights of evidence differ between rows."""
+        """For each scorecard column, whether its weights of evidence differ between rows."""
         return np.array([scale > 0 for _, scale in self._standards])
 
     def _order_of(self, flags: np.ndarray) -> np.ndarray:
         """Return positions, in the order of roles, of the intercept and of chosen columns.
 
         Args:
-            flags: whether each of the card's columns is chosen.
+            flags: whether each of the scorecard's columns is chosen.
         """
         mine = int(flags[: self._mine.shape[1]].sum())
         others = int(flags.sum()) - mine
