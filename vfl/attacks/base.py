@@ -410,7 +410,7 @@ def _normal_scores(ordered: Tensor, rows: Tensor) -> Tensor:
 
     Args:
         ordered: reference values of each feature in ascending order, axes (features, rows).
-        rows: axes (rows, features).
+        rows: features of the rows, axes (rows, features).
     """
     values = rows.T.contiguous()
     places = torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)

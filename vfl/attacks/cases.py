@@ -232,7 +232,7 @@ class Setting:
         leaks: part of the split from which leaked labels are drawn.
         unlabelled: part of the split from which unlabelled rows come; by default, the targets
             themselves.
-        trained_by: who trained the network; see `ThreatModel`.
+        trained_by: "owner" or "split": who trained the network, see `ThreatModel`.
     """
 
     targets: Part = "test"

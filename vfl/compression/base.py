@@ -208,7 +208,7 @@ class Codec(ABC):
 
         Args:
             cut: the cut, axes (rows, width); may require a gradient.
-            context: context of `encode`.
+            context: context of the exchange with which `encode` is called.
             grad_context: context of `encode_grad`; it contains the secret of the party that encodes
                 gradients. None uses `context`.
         """

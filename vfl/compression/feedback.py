@@ -74,7 +74,7 @@ class _Surrogates:
         self._table[slots] = values
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return all estimates as tensors."""
+        """Return the estimates of all rows as tensors."""
         state = {
             "rows": torch.tensor(list(self._slots), dtype=torch.int64),
             "values": self._table[: len(self._slots)].clone(),

@@ -119,7 +119,7 @@ def _filled(cut: Tensor, outliers: Tensor) -> Tensor:
     """Return the cut with each outlier replaced by a value within the range of the other values.
 
     Args:
-        cut: axes (rows, width), finite.
+        cut: the cut, axes (rows, width), finite.
         outliers: indices of the outliers, axes (rows, outliers); fewer than the width.
     """
     if not cut.numel():

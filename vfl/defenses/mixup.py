@@ -35,8 +35,9 @@ class Mixup(Defense):
     minimises lambda L(y) + (1 - lambda) L(y'), for the labels y of a row and y' of its partner.
 
     Args:
-        alpha: parameter of the Beta distribution. At 1, every lambda is equally likely; with an
-            alpha near 0, lambda is near 0 or 1, so rows are hardly mixed.
+        alpha: parameter alpha of the Beta distribution from which lambda is drawn. At 1, every
+            lambda is equally likely; with an alpha near 0, lambda is near 0 or 1, so rows are
+            hardly mixed.
         seed: seed of the public random numbers, the same at every party.
 
     >>> pairs, share = mixture(step=1, rows=4, alpha=1.0, seed=0)

@@ -92,7 +92,7 @@ class RowNoise:
         rows or their difference.
 
         Args:
-            rows: axes (rows, width).
+            rows: rows to which noise is added, axes (rows, width).
             secret: secret of the protected party.
             purpose: names that select the random stream; a `fingerprint` of the rows and the noise
                 parameters also select it.

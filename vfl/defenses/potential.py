@@ -38,9 +38,9 @@ def potential_energy(cut: Tensor, labels: Tensor, distance: Distance = "angular"
     about 71; without any pair, it is 0. The gradient is always finite.
 
     Args:
-        cut: axes (rows, width).
+        cut: cuts of the batch's rows, axes (rows, width).
         labels: class numbers 0..C-1, axes (rows,).
-        distance: "angular" or "chordal".
+        distance: distance between rows: "angular" or "chordal".
 
     Returns:
         The energy, a scalar with an autograd graph to `cut`.
@@ -96,7 +96,7 @@ class Potential(Defense):
 
     Args:
         alpha: weight of the potential energy in the label party's loss.
-        distance: "angular" or "chordal".
+        distance: distance between rows: "angular" or "chordal".
         norm: whether the bottoms end with layer normalisation.
         layers: layer whose outputs repel each other; only "cut" is possible, because the label
             party has no access to the inner layers of a bottom.

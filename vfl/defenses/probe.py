@@ -27,7 +27,7 @@ def probe_alignment(
     over all classes that occur in Q. Gradients flow through S and Q.
 
     Args:
-        cut: axes (rows, width).
+        cut: cuts of the batch's rows, axes (rows, width).
         labels: class numbers 0..C-1, axes (rows,).
         classes: number of classes C.
         support: number of rows whose labels the simulated attacker knows; at most half of the

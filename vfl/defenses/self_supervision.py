@@ -226,7 +226,7 @@ def augmented(pictures: Tensor, draw: torch.Generator, erased: float) -> Tensor:
     the picture, get the value of the picture's darkest pixel. The erased area is a rectangle.
 
     Args:
-        pictures: axes (rows, channels, height, width).
+        pictures: pictures to change, axes (rows, channels, height, width).
         draw: generator from which all random changes are drawn.
         erased: largest share of a picture's area to erase.
     """

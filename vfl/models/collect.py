@@ -321,7 +321,7 @@ def _dequantised(gguf: Any, tensor: Any) -> np.ndarray:
 
 
 def _gguf_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings for `config.json`.
+    """Return the settings of a GGUF file in the form of `config.json`.
 
     Raises:
         KeyError: the family is unknown, or a setting is missing; the error names the family or

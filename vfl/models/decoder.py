@@ -498,7 +498,7 @@ class Decoder(_Stack):
         """Return logits, axes (texts, steps, vocabulary); in `cached`, `tokens` continue a text.
 
         Args:
-            tokens: int64, axes (texts, steps).
+            tokens: token ids, int64, axes (texts, steps).
         """
         first = self.layers[0].cache
         start = first.steps if isinstance(first, KeyValues) else 0

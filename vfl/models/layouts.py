@@ -509,7 +509,7 @@ def _yarn(rope: Mapping[str, Any], width: int, theta: float, context: int) -> di
     }
 
 
-# Encoders of texts.
+# Text encoders.
 
 
 def _classes(config: Config, head: str) -> int:

@@ -80,7 +80,7 @@ class Binning:
 
 
 def fit_bins(cells: np.ndarray, categories: tuple[int, ...], max_bin: int) -> Binning:
-    """Learn bins of a party's columns.
+    """Compute the bins of a party's columns from its training rows.
 
     A column of numbers with at most `max_bin` different values gets a bin for each value. A column
     with more values gets the edges that XGBoost's `hist` method chooses for the same cells, see
@@ -159,8 +159,8 @@ def randomised(bins: np.ndarray, layout: Layout, epsilon: float, secret: Secret)
     is one of the k bins. For the whole row, the epsilons of its columns add up.
 
     Args:
-        bins: bins of cells, axes (rows, columns).
-        layout: layout of these columns.
+        bins: bin numbers of the cells, axes (rows, columns).
+        layout: number and order of each column's bins.
         epsilon: privacy parameter epsilon of the response for one cell.
         secret: secret from which the party draws the noise of this training; the same secret always
             draws the same bins.

@@ -43,7 +43,7 @@ class Columns:
 
     Attributes:
         names: one name per column.
-        binning: binning of the columns.
+        binning: edges of the columns' bins.
         texts: for each column, its categories as texts, in the order of their numbers; empty for a
             column of numbers.
     """

@@ -153,7 +153,7 @@ class Tree:
 
     @property
     def leaves(self) -> list[int]:
-        """Numbers of the leaves."""
+        """Numbers of the nodes that are leaves."""
         return [node for node, split in enumerate(self.splits) if split is None]
 
     def add(self, value: float, weight: float) -> int:

@@ -78,7 +78,7 @@ class Partition:
     """The rows of a tree's current leaf nodes, stored in one array.
 
     Args:
-        rows: rows of the root node, increasing.
+        rows: positions of the rows of the root node, increasing.
     """
 
     def __init__(self, rows: np.ndarray) -> None:

@@ -83,7 +83,7 @@ class Classes(Objective):
 
 
 class Squared(Objective):
-    """Half the squared error."""
+    """Half of the squared error, for numeric labels."""
 
     def start(self, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
         return np.array([np.average(labels, weights=weights)])

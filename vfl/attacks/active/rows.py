@@ -66,7 +66,7 @@ class RowTable:
         return often >= 0.95 * rows
 
     def state(self) -> dict[str, Tensor]:
-        """Return the table's state as tensors."""
+        """Return the stored vectors and their counts as tensors."""
         return {
             "rows": torch.tensor(self.rows, dtype=torch.int64),
             "counts": torch.tensor(self._counts, dtype=torch.int64),

@@ -28,7 +28,7 @@ class Generative(Attack):
     learning" (GRNA), with the paper's penalty on variances.
 
     Args:
-        steps: Adam steps, each on 128 rows.
+        steps: number of Adam steps, each on 128 rows.
         learning_rate: Adam's learning rate.
         spread: a generated column has no penalty until its variance exceeds this value.
 

@@ -73,7 +73,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The result of one search.
+    """The result of one search for the best candidates.
 
     Attributes:
         best: specs of the candidates that voted, the best one first.

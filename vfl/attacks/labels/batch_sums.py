@@ -258,7 +258,7 @@ def grouped(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     (True, [2, 1, 2], [0, 1, 0])
 
     Args:
-        gradients: float32, axes (rows, width).
+        gradients: gradients of the rows, float32, axes (rows, width).
 
     Returns:
         The group number of each row, the position of the first row of each group, and each group's

@@ -154,7 +154,7 @@ def clusters(rows: Tensor, count: int, neighbours: int, draw: torch.Generator) -
     """Return the cluster of each row; int64, axes (rows,).
 
     Args:
-        rows: axes (rows, features).
+        rows: features of the rows, axes (rows, features).
         count: number of clusters.
         neighbours: number of neighbours of each row in the graph.
         draw: generator of the start vectors for eigenvectors and k-means.

@@ -65,7 +65,7 @@ def gradients_of_classes(top: nn.Module, cuts: Tensor, classes: int) -> Tensor:
 
     Args:
         top: function from cuts to logits, in evaluation mode.
-        cuts: axes (rows, width).
+        cuts: the recorded cuts, axes (rows, width).
         classes: number of classes.
 
     Returns:

@@ -100,9 +100,9 @@ def _points(seen: Transcript[RecordedExchange], prior: Tensor) -> tuple[Tensor, 
     """Return projected gradients by row and epoch, a mask of existing gradients, and log odds.
 
     Returns:
-        The points, float64, axes (rows, epochs, dimensions). The mask, bool, axes (rows, epochs).
-        The log odds that, of two classes, class 1 has the points with higher values, see
-        `by_shares`.
+        The points, float64, axes (rows, epochs, dimensions). The mask of rows that have a gradient
+        in an epoch, bool, axes (rows, epochs). The log odds that, of two classes, class 1 has the
+        points with higher values, see `by_shares`.
     """
     classes = len(prior)
 
@@ -131,13 +131,13 @@ def _first_guess(
     mean.
 
     Args:
-        points: the points of `_points`.
-        seen: the mask of `_points`.
+        points: points that `_points` returned.
+        seen: mask that `_points` returned.
         known: one-hot labels of the leaked rows, which come last; axes (leaked, classes).
         prior: one-hot labels of the leaked rows, which are the last rows of `points`; axes (leaked,
             classes).
         columns: the attacker's columns, or no columns, axes (rows, columns).
-        drift: the log odds of `_points`.
+        drift: log odds that `_points` returned.
     """
     if len(prior) == 2:
         above, there = (points.sum(1) / seen.sum(1, keepdim=True).clamp(min=1))[:, 0], seen.any(1)

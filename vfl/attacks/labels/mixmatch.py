@@ -39,7 +39,7 @@ def fit_mixmatch(
             evaluation mode.
         known: leaked rows.
         labels: their classes.
-        further: rows without labels.
+        further: inputs of the rows without labels, axes (rows, ...).
         classes: number of classes.
         steps: number of Adam steps.
         learning_rate: Adam's learning rate.
@@ -91,7 +91,7 @@ def mixmatch_loss(logits: Tensor, wanted: Tensor, labelled: int, weight: float) 
     """Return cross-entropy of labelled rows plus squared error of unlabelled rows (eq 2-5).
 
     Args:
-        logits: axes (rows, classes).
+        logits: logits of the rows, axes (rows, classes).
         wanted: target class probabilities, axes (rows, classes).
         labelled: number of labelled rows, which come first.
         weight: weight of the unlabelled rows' squared error.

@@ -84,7 +84,7 @@ def scaled_confidence(outputs: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         outputs: logits, axes (rows, classes).
-        labels: int64, axes (rows,).
+        labels: true classes of the rows, int64, axes (rows,).
 
     >>> scaled_confidence(torch.tensor([[2.0, 0.5]]), torch.tensor([0]))
     tensor([1.5000])

@@ -248,7 +248,7 @@ class Layout(ABC):
 
     @abstractmethod
     def pack(self, indices: Indices, codes: Codes) -> bytes:
-        """Pack codes as bytes.
+        """Pack the codes of a cut as bytes.
 
         Args:
             indices: for each row, the indices of its codes, strictly increasing, axes (rows, k);

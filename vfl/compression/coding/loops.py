@@ -372,7 +372,7 @@ def gather_marked(numbers: Any, marks: Any, found: Any) -> int:
     """Copy marked numbers to the front of `found`, and return their count.
 
     Args:
-        numbers: one-dimensional array of any type.
+        numbers: numbers from which to copy, a one-dimensional array of any type.
         marks: marks, uint8: 1 for a number to copy, otherwise 0.
         found: output, of the same type, with one extra entry at its end.
     """

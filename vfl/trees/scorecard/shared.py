@@ -663,7 +663,7 @@ def fine_bins(
     Args:
         own: fine bins of the party's columns.
         rows: the party's data.
-        phase: phase of the session.
+        phase: phase of the session, such as "train".
         chosen: positions of the chosen rows within the phase; a full slice selects all rows.
     """
     assert rows.split is not None, "a holder has rows"

@@ -64,7 +64,7 @@ def correlations(columns: np.ndarray) -> np.ndarray:
     """Return Pearson's correlation of each pair of columns; 0 with a constant column.
 
     Args:
-        columns: axes (rows, columns).
+        columns: columns of weights of evidence, axes (rows, columns).
     """
     away = columns - columns.mean(axis=0)
     spread = np.sqrt((away**2).sum(axis=0))
