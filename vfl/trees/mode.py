@@ -1,8 +1,8 @@
 """`model = "trees"`: gradient boosting, in place of bottom models, cuts and a top model.
 
 An epoch grows the trees of one boosting round on all training rows. So `train.epochs` is XGBoost's
-`n_estimators`, and `train.patience` with `train.keep = "best"` is its early stopping. All other
-parameters are options of this model, with XGBoost's names.
+`n_estimators`, and `train.patience` with `train.keep = "best"` are XGBoost's early stopping. All
+other parameters are options of this model, with XGBoost's names.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Objective:
         raise NotImplementedError
 
     def loss(self, margins: np.ndarray, labels: np.ndarray) -> float:
-        """Return the mean loss of rows; for counts, without the term that no margin changes."""
+        """Return the mean loss of rows; for counts, without the term that margins do not change."""
         likely = log_softmax(self.parts(margins), axis=1)
         return float(-likely[np.arange(len(labels)), labels].mean())
 

@@ -164,7 +164,7 @@ def clusters(rows: Tensor, count: int, neighbours: int, draw: torch.Generator) -
     graph = neighbour_graph(rows, neighbours)
     start = torch.randn(len(rows), count + _SPARE, generator=draw, dtype=torch.float64).numpy()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # few digits are enough
+        warnings.simplefilter("ignore", UserWarning)  # few digits are enough.
         # `lobpcg` finds a block of eigenvectors at once, because a graph with several components
         # has the eigenvalue 1 several times.
         _, vectors = lobpcg(graph, start, largest=True, tol=1e-4, maxiter=200)

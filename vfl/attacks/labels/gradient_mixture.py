@@ -20,7 +20,7 @@ from vfl.defenses.components import principal
 #: distribution, a number is Student's t distribution with heavy tails.
 _TAILS = (None, 4.0)
 _LEAST = 1e-6  # smallest share of a class
-_RIDGE = 1e-4  # added to variances, relative to their mean
+_RIDGE = 1e-4  # number added to variances, relative to their mean
 _UNSURE = 0.1  # weight of the prior in the initial class probabilities
 
 

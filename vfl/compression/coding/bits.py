@@ -38,7 +38,7 @@ Bits = npt.NDArray[np.uint8]
 
 _BYTE = 8
 WORD_BITS = 63  # widest field that an int64 can hold
-TABLE_LIMIT = 2**19  # binomials in an enumerative packer; 4 MB if below 2^63
+TABLE_LIMIT = 2**19  # binomials in an enumerative packer; 4 MB if below 2^63.
 #: Largest number of binomials in the table of `Supports`: about 30 MB of Python integers. The table
 #: grows only as far as rows need it.
 SUPPORT_TABLE_LIMIT = 2**18

@@ -263,7 +263,7 @@ def _decode_columns(
         first = column * choices
         for row in range(rows):
             slot = state & _MASK
-            most = slot << 16 | 0xFFFF  # an entry that starts at or before the slot is at most this
+            most = slot << 16 | 0xFFFF  # entries of intervals up to the slot are at most this
             cell, step = first, choices >> 1
             while step > 0:  # no branch, which the processor could mispredict
                 cell += step * int(table[cell + step] <= most)

@@ -37,7 +37,7 @@ class Counted:
         counts: number of good and of bad training rows in each fine bin, int64, axes (fine bins,
             2); the last bin is that of missing cells.
         categorical: whether the fine bins have no order.
-        sign: 1 or -1: the bad rate may only rise, or only fall, with the column; 0 allows both.
+        sign: 1: the bad rate may only rise with the column; -1: it may only fall; 0 allows both.
     """
 
     counts: np.ndarray

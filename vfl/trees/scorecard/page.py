@@ -457,7 +457,7 @@ def _of_correlation(loaded: LoadedCard) -> Section:
 
 
 def _of_knowledge(loaded: LoadedCard) -> Section:
-    """Return the section about what each party knows."""
+    """Return the section about each party's knowledge."""
     label, mode = loaded.label_party, loaded.mode
     names = ("observer", "what", "of", "phase", "values")
     told = [one for one in loaded.summary.get("revealed", ()) if isinstance(one, dict)]

@@ -96,7 +96,7 @@ class OwnColumnFacts(Settings):
         rows: number of training rows in each cell, which is a fine bin or several joined fine bins;
             the last cell has the rows without a value.
         categorical: whether the column has categories, so that its cells have no order.
-        sign: 1 or -1: the bad rate may only rise or only fall with the column; 0 allows both.
+        sign: 1: the bad rate may only rise with the column; -1: it may only fall; 0 allows both.
     """
 
     rows: tuple[Count, ...] = Field(min_length=2, max_length=max(256, MAX_CATEGORIES) + 1)
