@@ -1,8 +1,8 @@
 """Checks of a party's machine, files and network for ``vfl doctor``; the checks change nothing.
 
-The path decides which checks run: checks of the machine only, checks of a label party's project, or
-checks of another party. Versions are read without importing the packages, and only the addresses in
-the user's own files are contacted.
+The path that the user gives decides which checks run: checks of the machine only, checks of a label
+party's project, or checks of another party's folder. The versions of packages are read without
+importing the packages, and only the addresses in the user's own files are contacted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """OpenTelemetry spans of a party's sessions, made from the party's own session log.
 
 `vfl up` sends the spans if the party's own file sets `monitor.spans`. A span contains the same
-facts as a line of the log: counts, names and how the session ended; never a row, an id, a cell or a
-secret. All parties of a session compute the same trace id from the agreed terms, so a collector
-that receives spans of several parties shows one session as one trace.
+facts as a line of the session log: counts, names, and how the session ended. A span contains no
+row, id, table value or secret. All parties of a session compute the same trace id from the agreed
+terms, so a collector that receives spans of several parties shows one session as one trace.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ and Flower. Each service therefore has one standing worker: a process that has a
 imports. To run a program, a client connects to the worker's socket, and the worker forks a child
 that runs the program. The clients are:
 
-- Flower's SuperExec, which starts the ClientApp or ServerApp of a session. - The service of a party
-(a SuperLink or SuperNode), which starts SuperExec. `vfl up` keeps the worker of the service and of
-  SuperExec (`StandingWorker`), and starts the worker before them.
+- Flower's SuperExec, which starts the ClientApp or ServerApp of a session.
+- The service of a party (a SuperLink or SuperNode), which starts SuperExec. `vfl up` starts the
+  worker of the service and of SuperExec before both, and restarts it (`StandingWorker`).
 - A command of the label party; the worker runs the command in place of the calling process
   (`hand_over`).
 - A command that starts every party on this machine; one worker then runs this command and the
-SuperExecs of all parties. Torch is then imported only once, instead of once in each process
-(`run_among_parties`).
+  SuperExecs of all parties. Torch is then imported only once, instead of once in each process
+  (`run_among_parties`).
 
 The socket is in the folder of the local API (mode 0700), and the worker accepts no request from
 another user's process. The process that starts the worker chooses the programs that the worker may

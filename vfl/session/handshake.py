@@ -1,10 +1,11 @@
 """Messages before and after a session's exchanges: session message, introduction, and report.
 
 Flower carries one `SessionMessage` to a party. The party introduces itself on its stream to the
-label party. Before step 0, the label party compares terms, versions and rows: rows by their counts
-and by a keyed digest of their order, never by ids. The key of the digest is the session's
-identifier. A party's last message is its report, with the digest of its trained weights. If a party
-fails, other parties receive only those parts of its error that disclose nothing about its data.
+label party. Before step 0, the label party compares terms, versions and rows. Rows are compared by
+their number and by a keyed digest of their order, never by ids. The key of the digest is the
+session's identifier. A party's last message is its report, with the digest of its trained weights.
+If a party fails, other parties receive only those parts of its error that disclose nothing about
+its data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The numbers in a session's terms, and the range of values that a party accepts for each number.
 
-Another party chooses the terms, so every number in them has a range: the range in the schema of the
-terms, or a narrower range in `USUAL`. `[consent.ranges]` in the party's own configuration file may
-set another range for a number. A number in the options of a plug-in, such as
+Another party chooses the terms, so every number in them has a range of accepted values: the range
+in the schema of the terms, or a narrower range in `USUAL`. `[consent.ranges]` in the party's own
+configuration file may set another range for a number. A number in the options of a plug-in, such as
 ``clipped_noise:norm=4``, has the range that the plug-in's constructor accepts; the party's file may
 set a narrower range under the option's name.
 """
@@ -106,7 +106,7 @@ def _steps(terms: Terms) -> set[_Steps]:
 def schema_ranges(model: type[Settings], prefix: str = "") -> dict[str, Range]:
     """Return the range of each number in a schema, by the number's dotted name.
 
-    Names of parties are left out: The name ``parties.width`` stands for the width of each party.
+    The names omit the names of parties: ``parties.width`` stands for the width of each party.
 
     Raises:
         TypeError: the schema gives a number no lower bound or no upper bound.

@@ -249,9 +249,9 @@ class EarlyStopping:
     """One party's part in early stopping on validation rows: it stores the best weights, and stops.
 
     Only the label party can decide, because only it computes the validation metric. In its answer
-    to the last validation query of an epoch it sends the others one byte: whether the validation
-    metric was the best so far, and whether to stop. The label party therefore calls `judge`, and
-    the other parties call `obey`.
+    to the last validation query of an epoch, the label party sends the other parties one byte:
+    whether the validation metric was the best so far, and whether to stop. The label party
+    therefore calls `judge`, and the other parties call `obey`.
 
     Args:
         settings: settings with `patience`, `keep` and `measure`; if `patience` is 0 and `keep` is

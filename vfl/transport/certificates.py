@@ -396,8 +396,9 @@ def expiry_warning(path: Path, fix: str) -> str | None:
 def renew_when_due(folder: Path, days: float) -> bool:
     """Renew the server's certificate if `ends_soon` is true for it; return whether it was renewed.
 
-    It does nothing without ca.key, or while ca.pem has two authorities: until every party has the
-    certificate of the new CA, the server's certificate remains signed by the old one.
+    The function does nothing without ca.key. It also does nothing while ca.pem contains two
+    authorities: until every party has the certificate of the new CA, the server's certificate must
+    remain signed by the old CA.
 
     Raises:
         MissingDataError, UserError: see `renew_server`.

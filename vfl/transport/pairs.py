@@ -5,8 +5,9 @@ public key, optionally with a counter and a signature. The signature covers data
 parties must agree. From the shared secret, HKDF-SHA256 (RFC 5869) derives keys, which also depend
 on the agreed data. AES-256-GCM encrypts and authenticates ("seals") messages, which are numbered in
 each direction. A `SealedPairs` object encrypts and decrypts the messages between one party and each
-other party. The callers define the signed data and the data bound to a key: see the heads of
-`vfl.mpc.secure.keys`, `vfl.session.relay`, `vfl.session.ranks.machines` and `vfl.tensors.keys`.
+other party. The callers define which data are signed, and on which data a key depends: see the
+docstrings of the modules `vfl.mpc.secure.keys`, `vfl.session.relay`, `vfl.session.ranks.machines`
+and `vfl.tensors.keys`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Both connections of a party, to the SuperLink and to the stream port, use the same environment
 variables as Flower's own client: `HTTPS_PROXY`, or else `ALL_PROXY`, and `NO_PROXY`. The proxy sees
-host names, times and sizes only: TLS begins inside the tunnel, and certificates are checked in the
-same way as without a proxy. Connections to the loopback address use no proxy.
+only host names, and times and sizes of messages: TLS begins inside the tunnel, and certificates are
+checked in the same way as without a proxy. Connections to the loopback address use no proxy.
 """
 
 from __future__ import annotations

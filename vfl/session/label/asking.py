@@ -130,8 +130,8 @@ class ServingParty:
     """Queries rows for the service, one query at a time; its methods do not wait for answers.
 
     `begin` sends a query, `arrived` reports whether all parties have answered, and `answer` returns
-    the answer. Each error of these methods ends the session: LostPeerError, PeerFailedError,
-    ProtocolError, FrameError.
+    the answer. If one of these methods raises an error (LostPeerError, PeerFailedError,
+    ProtocolError, FrameError), the session ends.
 
     Args:
         label: the label party, which has its trained weights.

@@ -938,8 +938,8 @@ class LabelParty(AnyLabelParty):
     def _take_labels(self, labels: Tensor, objective: Objective) -> None:
         """Prepare the labels for the training, and fit the task's state to them.
 
-        All labels are copied only if the task or the defense reads all: the whole column may need
-        too much memory.
+        All labels are copied into memory only if the task or the defense reads all of them: a large
+        table's labels may need too much memory.
         """
         train = torch.from_numpy(self.data.split.train)
         if defenses.uses(self._defense, "counts"):

@@ -1,7 +1,7 @@
 """Quality of predictions: the metrics of scikit-learn, over all rows of a phase (validation, test).
 
-A metric that is undefined for these rows is left out: Undefined metrics are omitted: AUC if a class
-has no rows, R2 if all labels are equal, and every metric if an output is not finite.
+A metric that is undefined for these rows is omitted: AUC if a class has no rows, R2 if all labels
+are equal, and every metric if an output is not finite.
 
 With many classes, the outputs of all rows of a phase need too much memory, and computing one AUC
 for each class takes too long. `reduced` therefore stores three numbers for each row, from which

@@ -1,8 +1,8 @@
 """Identity keys, with which feature parties authenticate each other across the label party's relay.
 
-Each party has an Ed25519 key pair (RFC 8032), in OpenSSH files as ``ssh-keygen -t ed25519`` makes
-them. Other parties pin the public key: each party receives the other parties' public keys over a
-channel that the relaying label party does not control.
+Each party has an Ed25519 key pair (RFC 8032), in files of the OpenSSH format, as ``ssh-keygen -t
+ed25519`` makes them. Other parties pin (store) the public key: each party receives the other
+parties' public keys over a channel that the relaying label party does not control.
 """
 
 from __future__ import annotations

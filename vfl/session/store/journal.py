@@ -7,7 +7,7 @@ different contents, the receiver could average out the noise, or subtract two cu
 by the same random numbers. A party therefore records a SHA-256 of every exchange before it sends
 the frame, and refuses to send different contents under the same exchange number.
 
-A record is written without fsync: a record is kept however the process ends. After a power failure,
+A record is written without fsync: it remains however the process ends, but after a power failure
 the records since the start of the last epoch may be lost. The digest in each record depends on all
 earlier records. If the process was killed while it wrote a record, the incomplete record is
 ignored: this record is the last one, and its message was never sent.

@@ -87,10 +87,10 @@ _DIGEST_ROWS = 1 << 14  # number of rows of a table on disk that are in memory a
 class PartyFolder:
     """Reads and writes one party's files of one run; these files never leave the party.
 
-    The record names the run and contains the digest of the weights, and all files are sealed: an
-    object refuses a folder of another party, and a folder with files of two runs. The user may move
-    the folder to another machine. `card.json` describes the party's part of the model for human
-    readers, and contains no row, no category and no weight.
+    The record (`party.json`) names the run and contains the digest of the weights, and all files
+    have an authentication tag: a `PartyFolder` refuses a folder of another party, and a folder with
+    files of two runs. The user may move the folder to another machine. `card.json` describes the
+    party's part of the model for human readers, and contains no row, no category and no weight.
 
     Args:
         path: the party's folder in the run's folder; its name is the party's name.
