@@ -119,7 +119,7 @@ class FeatureParty:
     ) -> Callable[[nn.Module, Forward], PrivateHalf] | None:
         """Return the DP-SGD object for this party's bottom model.
 
-        None if the terms have no [dp].
+        The result is None if the terms have no [dp].
         """
         plan = None if self._train is None else PrivacyPlan.of(terms, len(self._train))
         if plan is None:

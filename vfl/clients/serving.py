@@ -154,7 +154,7 @@ class ServedParty(_Served):
 class ServedMiddle(_Served):
     """The middle party in a service.
 
-    It queries feature parties, and sends its output to the label party.
+    The middle party queries feature parties, and sends its output to the label party.
 
     Args:
         middle: the middle party, with its trained weights.

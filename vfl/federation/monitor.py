@@ -128,7 +128,7 @@ class PartyMetrics:
         yield GaugeMetricFamily("vfl_disk_bytes", "size of that disk in bytes", room.total)
 
     def _of_newest(self, entries: list[Entry]) -> Iterator[Metric]:
-        """Yield metrics of the most recent run: is its session active, exchanges, progress."""
+        """Yield metrics of the most recent run: its session's state, exchanges and progress."""
         if not entries:
             return
         entry = entries[-1]

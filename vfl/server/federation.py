@@ -424,7 +424,7 @@ class Federation:
     def _meet(self, party: str, introduction: Introduction) -> Mapping[str, Any]:
         """Check the counter of a party's store against the largest known counter.
 
-        Return our own.
+        The result contains this party's own counter.
         """
         if self._standing is None:
             return {}

@@ -345,7 +345,7 @@ class Model:
     def _scored(self, shares: list[float]) -> str | None:
         """Return the answer for a row from its probabilities.
 
-        None if a probability is not finite.
+        The result is None if a probability is not finite.
         """
         if not math.isfinite(sum(shares)) or self._class_texts is None:
             return None

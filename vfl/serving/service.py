@@ -253,7 +253,7 @@ class Service:
     async def predict(
         self, model: Served, rows: list[int], inputs: Tensor | None = None, explain: bool = False
     ) -> Result:
-        """Answer rows with a model, in the order of `rows`.
+        """Return the answers of a model for rows, in the order of `rows`.
 
         Raises:
             Unavailable: a party is missing, refuses, or does not answer in time.

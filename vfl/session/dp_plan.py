@@ -263,7 +263,7 @@ def _branched(terms: Terms) -> tuple[str, int]:
 def branches_of(terms: Terms, party: str, train: np.ndarray) -> np.ndarray:
     """Return each aligned row's branch, up to the last training row.
 
-    -1 for rows not in training.
+    The value is -1 for rows that are not training rows.
     """
     found = np.full(train.max() + 1, -1)
     order = permutation(terms.seed, len(train), "branches", party)

@@ -271,7 +271,7 @@ class LocalSteps:
     def weights(self, now: Tensor, then: Tensor) -> Tensor | None:
         """Return each row's weight in an additional step, axes (rows,).
 
-        None if all weights are equal.
+        The result is None if all weights are equal.
 
         Args:
             now: the rows' present cuts or cut gradients, axes (rows, width).
@@ -925,11 +925,11 @@ class LabelEnd(_End):
         self._commit_all_but(self.in_flight - 1)
 
     def drained(self) -> None:
-        """Commit all steps: an epoch's training is over, and no gradient is in transit later."""
+        """Commit the steps of all sent gradients, after the last training batch of an epoch."""
         self._commit_all_but(0)
 
     def sent_state(self) -> list[dict[str, Any]]:
-        """Return the sent gradients that had not surely arrived when checkpoints were saved.
+        """Return the sent gradients that may not have arrived at the feature party yet.
 
         The gradients are returned in encoded form.
         """

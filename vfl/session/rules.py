@@ -34,7 +34,7 @@ def dealer(terms: Terms) -> str | None:
 def rowless(terms: Terms) -> str | None:
     """Return the name of the party without rows (dealer or middle party).
 
-    None if there is neither.
+    The result is None if the session has neither.
     """
     return dealer(terms) if terms.middle is None else terms.middle.party
 

@@ -158,7 +158,7 @@ class HelperRound(Protocol):
     def layers(self) -> Mapping[str, Layers]:
         """Shared layers with which the helper computes, by party.
 
-        They are known after the start of an attempt.
+        The layers are known after the start of an attempt.
         """
 
     def serve(self) -> bool:
@@ -695,7 +695,7 @@ class SecureMode:
     def accept(self, end: FeatureRound | HelperRound, keys: Any, terms: Terms) -> None:
         """Wait for the key offers of all parties.
 
-        Then use the keys that are derived from these offers.
+        Afterwards the object uses the keys that are derived from these offers.
         """
 
 

@@ -223,8 +223,8 @@ def node_key_pair() -> tuple[bytes, bytes]:
 def public_key_bytes(content: bytes) -> bytes | None:
     """Return the bytes of a SuperNode's key file that identify the key.
 
-    None if the file has no key. Comments at the end of a line, PEM encoding instead of OpenSSH's,
-    and keys of other types on further lines do not change the result.
+    The result is None if the file has no key. Comments at the end of a line, PEM encoding instead
+    of OpenSSH's, and keys of other types on further lines do not change the result.
     """
     lines: list[bytes] = public_key_lines(content)
     for load, text in (
@@ -396,9 +396,9 @@ def expiry_warning(path: Path, fix: str) -> str | None:
 def renew_when_due(folder: Path, days: float) -> bool:
     """Renew the server's certificate if `ends_soon` is true for it; return whether it was renewed.
 
-    The function does nothing without ca.key. It also does nothing while ca.pem contains two
-    authorities: until every party has the certificate of the new CA, the server's certificate must
-    remain signed by the old CA.
+    The function does nothing without ca.key, and while ca.pem contains two authorities: until
+    every party has the certificate of the new CA, the server's certificate must remain signed by
+    the old CA.
 
     Raises:
         MissingDataError, UserError: see `renew_server`.

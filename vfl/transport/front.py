@@ -257,7 +257,7 @@ class _Held:
     def enter(self, visitor: Visitor) -> bool:
         """Add a connection, and close another one if necessary.
 
-        Return False if none can be closed.
+        Return False if a connection must be closed and no connection can be.
         """
         evicted = None
         with self._lock:

@@ -87,8 +87,8 @@ class Admission:
         session: identifier of the session.
         credentials: credential of each party, by name.
         on_attach: function that returns the terms for a party, or raises a `VFLError`; both the
-            party and `TcpHub.wait_all` then receive the error. It is called by one thread at a
-            time, and it must return within the time limit of a handshake.
+            party and `TcpHub.wait_all` then receive the error. The function is called by one
+            thread at a time, and must return within the time limit of a handshake.
         token_s: seconds for which a token is valid before its first use.
         limits: function that returns the size limits of a party's frames, called after `on_attach`
             has admitted the party; without this function only the general limit

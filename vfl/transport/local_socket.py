@@ -61,7 +61,8 @@ def is_ours(connection: socket.socket) -> bool:
 def _address(folder: Path, name: str) -> Iterator[str]:
     """Yield the path of a socket file.
 
-    On Linux, a short path through the open folder, because the length of such paths is limited.
+    On Linux, this is a short path through the open folder, because the length of such paths is
+    limited.
     """
     if sys.platform != "linux":
         yield str(folder / name)

@@ -216,7 +216,7 @@ def _explained(name: str, address: Address) -> Iterator[None]:
 def _time_at(connection: http.client.HTTPSConnection) -> datetime | None:
     """Return the server's clock time, from the header ``Date`` of a HEAD response.
 
-    None without this header.
+    The result is None without this header.
     """
     try:
         connection.request("HEAD", "/")

@@ -201,7 +201,7 @@ class _StreamLink:
     def fail(self, error: VFLError) -> None:
         """Send this party's error to the peer, and to peers that connect later.
 
-        Then close the link.
+        Then the function closes the link.
         """
         with self._changed:
             stream = self._stream if self._ended is None else None
@@ -219,9 +219,9 @@ class _StreamLink:
         self._end(LostPeerError(f"the link to {self._peer} was closed"))
 
     def _store(self, frame: Frame, deadline: float) -> Stream | None:
-        """Store a frame.
+        """Store a frame, and return the connection on which it must be written.
 
-        Return the connection to write it to, or None if it will be resent later.
+        The result is None if the frame will be resent later.
         """
         raise NotImplementedError
 
@@ -539,8 +539,8 @@ class HubLink(_StreamLink):
     def fileno(self) -> int:
         """File descriptor of the current connection.
 
-        -1 without a connection, or after a failed write. The method takes no lock, because the
-        connection may be replaced right after the call anyway.
+        The value is -1 without a connection, or after a failed write. The method takes no lock,
+        because the connection may be replaced right after the call anyway.
         """
         stream = self._stream if self._lost_at is None else None
         return -1 if stream is None else stream.fileno()

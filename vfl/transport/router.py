@@ -307,7 +307,7 @@ class StreamRouter:
     def _look(self, one: _Waiting) -> None:
         """Pass on a connection whose ClientHello is complete.
 
-        Close a connection with an invalid one.
+        With an invalid ClientHello, the function closes the connection.
         """
         try:
             hello = one.connection.recv(_HELLO_BYTES, socket.MSG_PEEK)

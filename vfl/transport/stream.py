@@ -125,7 +125,7 @@ class Stream:
     def fileno(self) -> int:
         """File descriptor of the socket, with which a caller can wait for several streams.
 
-        -1 after `end`.
+        The value is -1 after `end`.
         """
         return self._socket.fileno()
 
@@ -237,7 +237,8 @@ class Stream:
     ) -> Sequence[Stream]:
         """Wait until this stream can be written.
 
-        Meanwhile read it and `beside`; return unbroken ones.
+        Meanwhile the function reads this stream and those of `beside`. It returns the streams of
+        `beside` that are not broken.
         """
         waiting, broken = select.poll(), []
         waiting.register(self._socket, events)

@@ -395,7 +395,7 @@ class Meter:
     def scored(self, *, calibrated: bool = True) -> Scored | Guessed | Residuals | None:
         """Return counts of the rows by score.
 
-        None in training, and with more than `FEW_CLASSES` classes.
+        The result is None in training, and with more than `FEW_CLASSES` classes.
         """
         if not self.evidence or isinstance(self.task, ManyClasses):
             return None
@@ -459,7 +459,7 @@ class Progress:
     def judged(self, *, stays: bool) -> Meter | None:
         """Return the meter of the validation rows for the final weights.
 
-        None if there are no such rows.
+        The result is None if there are no such rows.
 
         Args:
             stays: whether the weights at the end of this epoch are the final weights.
@@ -699,7 +699,7 @@ class AnyLabelParty:
     def importance(self) -> Mapping[str, Any] | None:
         """Return the importance of parties and columns in an evaluation.
 
-        None if it is not computed.
+        The result is None if the importance is not computed.
         """
         return None
 

@@ -173,7 +173,7 @@ class PartyFolder:
     def predicted(self) -> dict[str, Any] | None:
         """Return what `save_predicted` saved at the last prediction.
 
-        None if there was no prediction.
+        The result is None if there was no prediction.
         """
         path = self.path / _PREDICTED
         return read_json(path) if path.exists() else None
@@ -233,7 +233,7 @@ class PartyFolder:
     def encoder(self) -> Encoder | None:
         """Load the encoder that turns the party's table into inputs.
 
-        None for a party without columns.
+        The result is None for a party without columns.
 
         Raises:
             RunFolderError: the encoder is missing or damaged, or belongs to another training.
@@ -305,7 +305,7 @@ class PartyFolder:
     def rows(self) -> RunRows | None:
         """Return the record of how the training used each row.
 
-        None for a run of an earlier version.
+        The result is None for a run of an earlier version.
 
         Raises:
             RunFolderError: the record is damaged, or belongs to another training.
@@ -455,7 +455,7 @@ class PartyFolder:
     def _parts(self, data: PartyData) -> np.ndarray | None:
         """Return how the run used each row, as numbers.
 
-        None if the rows or the run's record lack ids.
+        The result is None if the rows or the run's record lack ids.
         """
         known, ids = self.rows(), keyed_ids(data.ids, self._key())
         if known is None or known.ids is None or ids is None:
@@ -905,7 +905,7 @@ def digests_of_ids(party: PartyFile, ids: Sequence[str]) -> np.ndarray:
 def own_terms(experiment: Experiment, mode: Mode, run: str, party: PartyFile) -> Terms:
     """Return the terms that the label party offers.
 
-    With [dp], they contain a key for row sampling.
+    With [dp], the terms contain a key for row sampling.
     """
     terms = Terms.of(experiment, mode, run)
     return terms if terms.dp is None else terms.keyed(_lasting_secret(party))
@@ -921,7 +921,7 @@ def _lasting_secret(party: PartyFile) -> Secret:
 def own_augment(party: PartyFile, data: PartyData | None) -> Augment | None:
     """Build the augmentation of training rows that a party's own file sets.
 
-    None without augmentation.
+    The result is None without augmentation.
 
     Raises:
         SpecError: see `augmentation_of`.

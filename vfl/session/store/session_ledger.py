@@ -170,7 +170,7 @@ class Entry(Settings):
     def epsilon_of(self, mode: Mode, passes: int) -> float | None:
         """Return the epsilon of this many passes in a session of this mode.
 
-        None if none is stated.
+        The result is None if no epsilon applies to such a session.
         """
         if self.epsilon is None or (self.training_only and mode != "train"):
             return None

@@ -39,7 +39,7 @@ class Counted(Protocol):
     def spent_epsilon(self) -> float | None:
         """Epsilon that the entry's sessions have spent on one row.
 
-        None if they state no epsilon.
+        The value is None if the sessions state no epsilon.
         """
 
 
