@@ -120,7 +120,7 @@ def test_the_superlink_answers_and_tells_its_time(project, port, clock_s, state,
     assert bank["superlink"].state == "OK"
     assert " ms, TLS" in bank["superlink"].found
     assert bank["clock"].state == label["clock"].state == state
-    assert label["superlink port"].found == f"our SuperLink listens on {port}"
+    assert label["superlink port"].found == f"this project's SuperLink listens on {port}"
     if clock_s != 900:
         assert word in bank["clock"].found
     else:

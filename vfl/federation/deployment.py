@@ -122,7 +122,7 @@ def register_nodes(folder: LabelFolder) -> list[str]:
     nodes = read_json(nodes_file) if nodes_file.exists() else {}
     keys, waiting = _party_keys(folder), waiting_keys(folder)
     digests = {name: hashlib.sha256(key.read_bytes()).hexdigest() for name, key in keys.items()}
-    # withdraw keys first, so that an error in a registration does not prevent it
+    # withdraw keys first, so that an error in a registration does not prevent the withdrawal
     for name in sorted(nodes):
         if nodes[name]["key"] != digests.get(name) and name not in waiting:
             old = nodes.pop(name)

@@ -331,7 +331,7 @@ def public_key(party: str, path: Path, accepted: str) -> Check:
     if not isinstance(key, EllipticCurvePublicKey):
         return Check(name, "FAIL", f"{path} is no OpenSSH ECDSA public key", "one line ecdsa-sha2-")
     if fingerprint(path.read_bytes()) != accepted:
-        cure = f"vfl party accept {path} PROJECT, as {party} reads its fingerprint out"
+        cure = f"vfl party accept {path} PROJECT, as {party} reads its fingerprint aloud"
         return Check(name, "WARN", f"{path} differs from the accepted key", cure)
     return Check(name, "OK", str(path))
 
@@ -389,10 +389,10 @@ def superlink_here(address: str, bind_host: str, ca: Path) -> Iterator[Check]:
     try:
         answer = probe_https("the SuperLink", Address(local, port), ca.read_text())
     except PeerError:
-        found = f"a program without our certificate uses {port}"
+        found = f"{port} is used by a program that lacks the project's certificate"
         yield Check("superlink port", "FAIL", found, "end that program, or change superlink's port")
         return
-    yield Check("superlink port", "OK", f"our SuperLink listens on {port}")
+    yield Check("superlink port", "OK", f"this project's SuperLink listens on {port}")
     yield _clock(answer)
 
 
@@ -405,7 +405,9 @@ def stream_port(host: str, port: int, router: Path) -> Check:
     if port_is_free(host, port):
         return Check("stream port", "OK", f"{port} is free; vfl up will listen there")
     if router_port(router, host, port) == port:
-        return Check("stream port", "OK", f"our SuperLink listens on {port} for all sessions")
+        return Check(
+            "stream port", "OK", f"this project's SuperLink listens on {port} for all sessions"
+        )
     found = f"{port} is used by another program"
     return Check("stream port", "FAIL", found, "end that program, or change federation.stream_port")
 

@@ -16,8 +16,9 @@ forwarded-for header or an IPv4 address in IPv6 form cannot change a decision. I
 request, it does so before it reads the request's body. `vfl.transport.front` limits how many
 connections may wait without an authenticated caller, and for how long.
 
-Flower's programs ask for work every few seconds, and each such wait would delay a session. A guard
-therefore delays its response to a request for work until there may be work; see `Bell`.
+Flower's programs pause for a few seconds between two requests for work, and each pause would
+delay a session. A guard therefore delays its response to a request for work until there may be
+work; see `Bell`.
 """
 
 from __future__ import annotations

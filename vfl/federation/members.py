@@ -517,7 +517,7 @@ def _like_the_others(experiment: Experiment) -> dict[str, Any]:
 def _api_port(label: LabelFolder, name: str) -> int:
     """Return the port of a SuperNode's local API.
 
-    Without a party.toml, one less than the default port.
+    Without a party.toml, the result is one less than the default port.
     """
     file = label.path.parent / name / "party.toml"
     return read_party_file(file).node.api_port if file.exists() else API_PORT - 1
@@ -526,8 +526,8 @@ def _api_port(label: LabelFolder, name: str) -> int:
 def _drop_positions(party: PartyFile, name: str) -> tuple[int, int]:
     """Delete a party's row positions from alignments.
 
-    Return how many versions were deleted and kept. A version that permits missing rows is kept, but
-    then lists no row of this party.
+    Return how many versions of alignments were deleted, and how many were kept. A
+    version that permits missing rows is kept, but then lists no row of this party.
     """
     dropped = kept = 0
     for folder in party.store_path.glob("alignments/*/*"):
@@ -550,7 +550,7 @@ def _note(file: Path, event: Any, *parties: str) -> None:
 
 
 def _afresh(label: LabelFolder, experiment: Experiment) -> list[tuple[str, str]]:
-    """Return the label party's next steps, for the time when all parties are connected again."""
+    """Return the steps that the label party takes when all parties are connected again."""
     aligns = [f"vfl align {label.path}"] if experiment.data.alignment else []
     return [(experiment.label.party, one) for one in (*aligns, f"vfl train {label.path}")]
 

@@ -113,8 +113,8 @@ QUIET = {
 }
 _AGAIN_S = 1.0
 _LISTENS_WITHIN_S = 120.0
-#: Seconds that a ServerApp waits before it ends, so that the SuperLink receives the last lines of
-#: the ServerApp's log.
+#: Longest time in seconds that a ServerApp waits at its end until the last lines of its log are
+#: sent to the SuperLink.
 _LAST_LINES_S = 0.5
 HOST = "127.0.0.1"
 _SECRET_BYTES = 32
@@ -704,7 +704,7 @@ def _carry_secret(client: Any, api: LocalApi) -> None:
 def control_client(state: Path) -> Any:
     """Return a client of a SuperLink's Control API that sends the service's secret.
 
-    The caller closes it.
+    The caller must close the client.
 
     Args:
         state: folder in which Flower keeps its files at the label party.
@@ -742,7 +742,8 @@ def _accepted() -> Sequence[str]:
     file = os.environ.get(PARTY_FILE_VARIABLE)
     if not file:
         raise ConfigError(
-            "the path of the party's own file is missing", want=f"its path in {PARTY_FILE_VARIABLE}"
+            "the path of the party's own file is missing",
+            want=f"the path in the environment variable {PARTY_FILE_VARIABLE}",
         )
     return read_party_file(Path(file)).consent.bundles
 

@@ -73,7 +73,7 @@ def _has(module: Any, name: str) -> bool:
 def no_deprecations() -> Iterator[None]:
     """Hide deprecation warnings of Flower and its dependencies.
 
-    A user of vfl cannot prevent them.
+    A user of vfl cannot prevent these warnings.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -95,8 +95,8 @@ SUPERNODE = Internal(
 SUPERNODE_LOOP = Internal(
     "flwr.supernode.start_client_internal",
     ("_push_messages", "time"),
-    "vfl shortens its sleep of 3 s between two messages, and a thread of vfl waits for each reply "
-    "in place of its loop",
+    "vfl shortens the loop's sleep of 3 s between two messages, and a thread of vfl waits for "
+    "each reply in place of the loop",
 )
 
 # Modules of the helper programs that a service starts.
@@ -114,7 +114,8 @@ SERVERAPP = Internal("flwr.superlink.cli", ("flwr_serverapp",), "runs the label 
 SERVERAPP_RUN = Internal(
     "flwr.superlink.runtime.run_serverapp",
     ("flush_logs", "install_from_fab"),
-    "unpacks a bundle; vfl checks the bundle before; it waits long for its last log lines",
+    "unpacks a bundle, which vfl checks before; pauses before its end so that the SuperLink "
+    "receives the last log lines, and vfl shortens the pause",
 )
 CLIENTAPP = Internal("flwr.supernode.cli", ("flwr_clientapp",), "runs a feature party's program")
 CLIENTAPP_RUN = Internal(

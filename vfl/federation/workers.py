@@ -184,7 +184,7 @@ class StandingWorker(WorkerClient):
     def supervise(self) -> None:
         """Restart the worker if it has died.
 
-        Do nothing if it ended because no worker can run here.
+        Do nothing if the worker ended because no worker can run here.
         """
         if self._process is None or (code := self._process.exit_code) is None:
             return
@@ -334,7 +334,7 @@ def _request(
 ) -> bool:
     """Ask the worker to run a program with these standard files.
 
-    Return whether the worker accepts.
+    Return whether the worker accepts the request.
     """
     umask = os.umask(0o077)
     os.umask(umask)

@@ -54,7 +54,7 @@ class Client:
 
     Args:
         address: address of the service, such as "https://score.lender.example:8080"; http is
-            accepted only for this machine.
+            accepted only for a service on this machine.
         token: file whose first line is the client's token.
         ca: PEM file of the authority that signed the service's certificate; None trusts the
             operating system's authorities.

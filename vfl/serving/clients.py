@@ -217,7 +217,7 @@ class Clients:
     def _look(self) -> None:
         """Read the list of clients again if the file has changed.
 
-        If it is damaged, admit no client.
+        If the file is damaged, admit no client.
         """
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_S:

@@ -93,8 +93,8 @@ class LeadSettings(ServeSettings):
 
     Attributes:
         tasks: further label parties that answer their own clients at the same time, each at the
-            address in its own file; if one process runs all parties, the only label party that
-            answers, instead of the leading one.
+            address in its own file; if one process runs all parties, this field names the only
+            label party that answers, instead of the leading one.
     """
 
     tasks: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class Guard:
     Args:
         app: application that handles all requests except queries of rows.
         questions: object that answers queries of rows directly, because the routing in `app` would
-            take as long as the model.
+            take as long as the computation of the model.
         clients: the authorised clients, which send their tokens in the header `Authorization:
             Bearer TOKEN`.
         settings: limits of the service.
@@ -283,7 +283,7 @@ class Rows:
     def inputs(self, columns: dict[str, list[Any]], rows: int) -> Tensor | None:
         """Encode the label party's columns in a request.
 
-        Return None if they do not fit the model.
+        Return None if the columns do not fit the model.
         """
         if self._encoder is None or set(columns) != set(self._encoder.names):
             return None
@@ -369,7 +369,7 @@ class Model:
 
     @cached_property
     def _most_bytes(self) -> tuple[int, int, int]:
-        """Return the largest bytes of an answer's common part, of contributions, and of a row."""
+        """Return the largest bytes of an answer's common part, its contributions, and a row."""
         numbers = [_LONGEST_NUMBER] * (1 if self.classes is None else len(self.classes))
         whole = {"version": self.version, "predictions": [], "milliseconds": _LONGEST_NUMBER}
         row: dict[str, Any] = {"prediction": _LONGEST_NUMBER, "missing": self.parties}
@@ -653,8 +653,8 @@ class Questions:
         rows = [json.loads(row) for row in result.rows]
         whole, binary = inference.response(request, *about, rows)
         answered = json.dumps(whole, ensure_ascii=False)
-        # In this protocol, a remark is a JSON text within a JSON text, in which each character may
-        # need two bytes.
+        # In this protocol, the model's remark on a row is a JSON text within a JSON text, in which
+        # each character may need two bytes.
         most += now.answer_bytes(len(rows), False) + 2 * len(rows) * (service.remark_bytes + 2)
         return _Predictions(answered.encode(), most, binary)
 

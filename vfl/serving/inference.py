@@ -171,7 +171,7 @@ class InferenceRequest(_Part):
         """
         try:
             request = cls.model_validate_json(body[:json_bytes])
-        except ValidationError:  # its text quotes the request
+        except ValidationError:  # the text of this error quotes the request
             raise FormError("the body is no inference request of the protocol") from None
         left = b"" if json_bytes is None else body[json_bytes:]
         for each in request.inputs:

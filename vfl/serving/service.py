@@ -113,8 +113,8 @@ class Result:
 class Figures:
     """Counters for `/metrics`, with labels for parties and clients.
 
-    They contain no ids and no table values. A request only increments numbers; Prometheus metrics
-    are built from these numbers when Prometheus collects them.
+    The counters contain no ids and no table values. A request only increments numbers; Prometheus
+    metrics are built from these numbers when Prometheus collects them.
     """
 
     def __init__(self) -> None:
