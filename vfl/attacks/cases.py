@@ -94,7 +94,7 @@ def top_recipe(experiment: Experiment, classes: int) -> TopMaker:
 
 
 def bottom_recipe(experiment: Experiment, party: str, shape: tuple[int, ...]) -> Maker:
-    """Return a function that makes a bottom like a party's, for rows of the given axes."""
+    """Return a function that makes untrained bottoms as a party's, for rows of the given axes."""
     asked = experiment.parties[party]
     return lambda: models.make_bottom(asked.bottom).build(shape, asked.width)
 

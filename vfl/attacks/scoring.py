@@ -115,7 +115,7 @@ def rate_at(scores: Tensor, positive: Tensor, false_rate: float = 0.01) -> float
 
 
 def mean_squared_error(guess: Tensor, inputs: Tensor) -> float:
-    """Return the squared difference, as a mean over rows and columns.
+    """Return the squared difference of guess and inputs, as a mean over rows and columns.
 
     >>> mean_squared_error(torch.zeros(2, 3), torch.full((2, 3), 2.0))
     4.0
@@ -162,7 +162,7 @@ def peak_ratio(guess: Tensor, pictures: Tensor) -> float:
 
 
 def structural_similarity(guess: Tensor, pictures: Tensor) -> float:
-    """Return the structural similarity (SSIM), averaged over pictures and channels; 1 if equal.
+    """Return the structural similarity (SSIM), a mean over pictures; 1 for perfect guesses.
 
     Wang et al. 2004, with their Gaussian window of 11 pixels and standard deviation 1.5. Pictures
     smaller than 11 pixels use a smaller window. The mean is over all positions at which the whole

@@ -134,7 +134,7 @@ class Columns(Codec):
         return super().payload_limit(rows, width) + per_column
 
     def _drawn(self, values: Floats, context: StepContext) -> _Kept:
-        """Draw the columns of a batch to keep; if none is drawn, keep that of most variation."""
+        """Draw a batch's columns to keep; if none, keep that of the largest standard deviation."""
         if context.secret is None:
             raise UserError(
                 "splitfc draws at random in training and received no secret",

@@ -341,7 +341,7 @@ def multinomial_drops(draws: Draws, others: int, alpha: float) -> Drops:
     count_draws, order_draws = np.split(draws, 2, axis=1)
     k = count_draws.shape[1]
     counts = np.zeros(len(draws), np.int64)
-    for drawn in range(k):  # by weights not drawn yet
+    for drawn in range(k):  # weights of the indices not drawn yet
         outside = alpha * (others - counts) / max(others, 1)
         inside = (1 - alpha) * (k - drawn + counts) / k
         counts += count_draws[:, drawn] * (outside + inside) < outside

@@ -131,7 +131,7 @@ class RowNoise:
 
 
 class GradientNoise(Defense):
-    """Clips each row of the gradient to a norm and adds noise from the label party's secret.
+    """Clips gradient rows to a norm; adds noise drawn from the label party's secret.
 
     For a fixed top, a row's gradient depends on this row's label and on no other label. So one
     exchange has an exact local epsilon (Dwork et al. 2006; Balle and Wang 2018) for this label. A
@@ -198,7 +198,7 @@ class GradientNoise(Defense):
 
 
 class ClippedNoise(Defense):
-    """Clips each row of the cut to a norm and adds noise from the feature party's secret.
+    """Clips rows of the cut to a norm; adds noise drawn from the feature party's secret.
 
     The difference of two clipped rows has at most twice the norm. So one row that is sent once has
     a local epsilon (Dwork et al. 2006; Gaussian: Balle and Wang 2018), as long as the bottom is

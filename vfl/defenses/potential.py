@@ -63,7 +63,10 @@ def potential_energy(cut: Tensor, labels: Tensor, distance: Distance = "angular"
 
 
 def _pair_cosines(units: Tensor, labels: Tensor) -> Tensor:
-    """Return u.v for each pair of rows in one class; axes (pairs,). Other pairs get no gradient."""
+    """Return dot products of all pairs of rows in one class, axes (pairs,).
+
+    Other pairs get no gradient.
+    """
     if len(units) <= _FEW_ROWS:
         return _from_all(units, labels)
     sizes = torch.bincount(labels)

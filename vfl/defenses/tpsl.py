@@ -24,7 +24,8 @@ from vfl.defenses.base import (
 )
 from vfl.privacy import PrivacyStatement, kernel
 
-#: Margin for rounding errors: the sum of a row's float32 probabilities differs from 1 by less.
+#: Margin for rounding errors: the sum of a row's float32 probabilities differs from 1 by less than
+#: this.
 _ROUNDING = 2.0**-20
 #: Smallest allowed epsilon; a smaller one gives noise so large that float32 cannot represent the
 #: gradient beside it.

@@ -204,7 +204,7 @@ class _Search:
         return _ranked(going) + [one for one in _ranked(tried) if one not in going]
 
     def _fits(self, spec: str, tried: Sequence[Trial]) -> bool:
-        """Return whether another trial leaves time for the vote, judging by similar candidates."""
+        """Return whether another trial leaves time for the vote, by times of similar candidates."""
         assert self._budget is not None
         alike = [one for one in tried if _learner(one.spec) == _learner(spec)]
         likely = max(one.seconds for one in alike or tried)

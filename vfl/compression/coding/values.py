@@ -552,7 +552,7 @@ def all_finite(values: Tensor) -> bool:
 
 
 def _draws(shape: tuple[int, ...], context: StepContext) -> np.ndarray | float:
-    """Return the label party's random numbers for rounding; 1/2 (nearest) outside training."""
+    """Return the label party's random numbers for rounding; 1/2 outside training."""
     if not context.training or context.secret is None:
-        return 0.5
+        return 0.5  # rounds to the nearest code
     return context.secret.uniform(shape, "gradient", context.step)
