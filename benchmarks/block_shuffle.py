@@ -63,7 +63,8 @@ class ShuffleRow:
         auc, log_loss: metrics of the test rows after the last epoch.
         auc_apart, deviation: mean difference of the AUC from the full shuffle on the same seed, and
             the standard deviation of this difference.
-        lag_1, moved: properties of the order of rows in the first epoch; see the module.
+        lag_1, moved: properties of the order of rows in the first epoch; see the module's
+            docstring.
     """
 
     table: str

@@ -83,7 +83,7 @@ class DecoderRow(Settings):
             MiB.
         offline_s: offline processor time of all three parties together, in seconds.
         cpu_s: online processor time of P0 and P1 together, in seconds, median.
-        computed_wan_s: computed time over a network link, in seconds; see the module.
+        computed_wan_s: computed time over a network link, in seconds; see the module's docstring.
         wan_s: measured time over the emulated network link, in seconds, median.
         ring_s: time of P0's integer matrix products alone, in seconds.
         plain_s: time of the same computation in torch with float32, in seconds.

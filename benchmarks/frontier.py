@@ -420,7 +420,7 @@ def frontier_of(rows: pd.DataFrame) -> Frontier:
 
 
 def _less(found: pd.Series[float], reference: pd.Series[float]) -> Estimate:
-    """Return the difference from a reference, over the seeds for which both have results."""
+    """Return the difference from a reference, over the seeds that have results for both."""
     return over((found - reference).dropna())
 
 

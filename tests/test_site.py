@@ -228,7 +228,7 @@ def test_the_arrays_of_a_trace_are_those_of_the_page(formats):
     from vfl.session.schedule import Exchange
     from vfl.session.trace.store import SentFrame, pack
 
-    text = formats.partition("Arrays of `frames-N")[2]
+    text = formats.partition("Arrays in the file `frames-N")[2]
     told = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", text, re.M))
     rows = np.array([4, 2])
     exchange = Exchange(3, "train", 1, rows, last=True)

@@ -256,8 +256,8 @@ class LinkModel:
         """Return a link between two parties that advances their clocks.
 
         Args:
-            one: name of the party at the first end.
-            other: name of the party at the second end.
+            one: name of the party at the first end of the link.
+            other: name of the party at the second end of the link.
             ends: pair of links that carry the frames in order, for one thread or several threads.
         """
         there, back = deque[tuple[float, int]](), deque[tuple[float, int]]()
