@@ -168,8 +168,8 @@ def work(parent: Parent) -> None:
 def measure(job: CodecJob) -> CodecRows:
     """Measure all ways to send cuts of one width.
 
-    A turn consists of a few batches, of which only the last counts. For this batch the data are
-    new, but the codec's code is already in the processor's caches, independently of the codec that
+    A turn consists of a few batches, of which only the last is measured. This last batch has new
+    data, but the codec's code is already in the processor's caches, independently of the codec that
     ran before.
     """
     batches = make_batches(job.width, job.seed)

@@ -5,7 +5,7 @@
 
 The tasks are two tables and a set of pictures in the folder that VFL_DATA names, each with three
 parties. The label party has its own columns, and for some customers it knows whole rows of the
-attacked party. For the test rows it infers every column of that party.
+attacked party. For the test rows the label party infers every column of the attacked party.
 
 The composed attacker (`adaptive`) infers categories; its score is the AUC of each category against
 all other categories. Numbers are inferred by the best of several regressions, chosen on known rows;
@@ -546,10 +546,10 @@ def reached(rows: Sequence[ColumnRow], column: str) -> list[float]:
 def table_of(rows: Sequence[ColumnRow]) -> Table:
     """Return a table with a line for each protection: utility and results for each column.
 
-    The first line is the attack without any cut.
+    The table's first line shows the attack on own columns, without any cut.
 
-    Values are means over seeds, with the largest difference between seeds, and the result of
-    `opened`.
+    Values are means over seeds, with the largest difference between seeds, and the result of the
+    function `opened`.
 
     Args:
         rows: result rows of a single task.
@@ -593,9 +593,9 @@ def by_task(rows: Sequence[ColumnRow]) -> dict[str, list[ColumnRow]]:
 def opened(rows: Sequence[ColumnRow]) -> list[float]:
     """Return, by seed, the fraction of the gap from own columns alone to 1 that an attack closes.
 
-    This is the mean over columns of (reached - own) / (1 - own), because 1 is the best value of
-    every measure in this module. The fraction is below 0 where cuts predict less than own columns
-    alone.
+    The fraction is the mean over columns of (reached - own) / (1 - own), because 1 is the best
+    value of every measure in this module. The fraction is below 0 where cuts predict less than own
+    columns alone.
     """
     found: list[list[float]] = []
     for column in dict.fromkeys(row.column for row in rows):

@@ -233,7 +233,7 @@ def _six_billion(layer: DecoderRow, form: Form) -> list[DecoderRow]:
         bits += width * (13 + above + 30 + above + 5) + _TOKENS * (16 + above)
         messages += 3
     sent = layer.online_mib * _MIB * _LAYERS + bits / 8
-    # A layer has 12 width^2 products.
+    # A layer computes 12 width^2 integer products.
     alike = _LAYERS + 2 * _TOKENS / (12 * width)
     return [
         DecoderRow(

@@ -12,7 +12,8 @@ A task is a grid file of `examples/frontier`, which names the task's defenses, m
 strengths. Each defense is trained, and then attacked by a feature party that keeps all it has: its
 bottom model, every gradient, and a few leaked labels. The defense `gradient_averaging:rows=0`
 stands for a secure top model: labels and top model are computed by multi-party computation, and
-only the sum of the batch's gradients is disclosed. It sends a feature party exactly this sum.
+only the sum of the batch's gradients is disclosed. The defense sends a feature party exactly this
+sum.
 
 The label leakage of a defense is the result of the strongest attack minus the result of the best
 attack that uses nothing computed from labels. The latter attacks use inputs, or bottom models
@@ -110,7 +111,7 @@ FAMILIES: Families = {
 }
 
 Verdict = Literal["reference", "beats it", "leaks", "no better", "undecided"]
-#: Verdicts; first come those for which running further victims or attacks is most useful.
+#: Verdicts, in the order in which more victims or attacks would be most useful.
 _ORDER: Sequence[Verdict] = ("reference", "undecided", "beats it", "no better", "leaks")
 
 
@@ -549,8 +550,8 @@ LINES = 2
 def for_readers(found: Frontier) -> list[Place]:
     """Return the defenses that the page shows, sorted by falling utility.
 
-    They are the undefended model, the best label-free bottom, and the most accurate defenses of
-    different families; defenses that are not shown to leak come first.
+    The page shows the undefended model, the best label-free bottom, and the most accurate defenses
+    of different families; defenses that are not shown to leak come first.
     """
     chosen: dict[str, Place] = {found.best.family: found.best}
     for one in sorted(found.places, key=lambda one: (one.verdict == "leaks", -one.utility.mean)):

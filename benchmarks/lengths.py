@@ -60,7 +60,7 @@ class Lengths:
         codec: spec of the codec, without its padding.
         pad: ``no``, ``query`` or ``sizes``. With ``sizes``, every frame is padded to one of a few
             agreed sizes, which ``pad=always`` does only for training frames; the benchmark computes
-            it from the lengths with ``no``.
+            these lengths from the lengths with ``no``.
         single_auc, single_bytes: AUC and mean bytes for queries of a single row.
         class_auc, class_bytes: AUC and mean bytes for queries of 16 rows of one class.
         mixed_bytes: mean bytes for queries of 256 rows.

@@ -1,7 +1,7 @@
 """Memory and processor time of `vfl llm`, by process and phase, for a decoder of any size.
 
 Owner, dealer and user are commands with one thread each, connected over TLS on the loopback
-interface. A peak is the largest resident set of a process in a phase. It includes the Python
+interface. A peak is the largest resident set of a process in a phase. This peak includes the Python
 interpreter, torch, and pages of mapped files (the model owner's weights), which the operating
 system reclaims when memory is short. The first dealing also shares the weights; an answer reads the
 shares from the disk, so that no process keeps a copy in memory. In one phase, one command of the

@@ -2,11 +2,11 @@
 
 The three parties are threads of this process, on one core. For a first token, the parties process
 the whole question; for a next token, they process one token of each text. The time over a network
-link is computed. It is the online processor time, plus the time to send all bytes one after the
-other, plus half a round trip for each message. The two messages of an opening of shares travel at
-the same time and count once. Speculative decoding (Leviathan et al. 2023) drafts k - 1 tokens in a
-round. Such a round costs as much as the first token of a text of k tokens, plus the scores of k - 1
-more tokens.
+link is computed. This time is the online processor time, plus the time to send all bytes one after
+the other, plus half a round trip for each message. The two messages of an opening of shares travel
+at the same time and count once. Speculative decoding (Leviathan et al. 2023) drafts k - 1 tokens in
+a round. Such a round costs as much as the first token of a text of k tokens, plus the logits of k -
+1 more tokens.
 """
 
 from __future__ import annotations

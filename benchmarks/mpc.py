@@ -9,8 +9,8 @@ that is measured. Without warm-up, an idle connection would have a small TCP win
 would fill the caches, and code would be compiled. A run begins when all parties are ready and ends
 when the last party is done; its result stays in shares. Keys, shares, and values that stay opened
 under masks are made before the run. Dealing is part of the run, for every system that deals. Fast
-mode can deal ahead. Its turn therefore has a second run, in which dealing takes place before the
-measured time; this run is reported separately as online.
+mode can deal ahead. A turn of fast mode therefore has a second run, in which dealing takes place
+before the measured time; this run is reported separately as online.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ class MpcRow:
     fresh: bool
 
 
-#: Results of the turns of each system, and the model's results for vfl's systems.
+#: Type: the results of each system's turns, and the model's results for vfl's systems.
 _Turns = Mapping[str, Sequence[Taken]]
 _Models = Mapping[str, Modelled]
 

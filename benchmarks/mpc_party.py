@@ -1,9 +1,10 @@
 """One of vfl's three parties in a private workload: it prepares once, then runs on a signal.
 
 `modelled` runs all three parties in one process, over computed network links: it returns exact
-bytes, the number of sequential messages, and the least time that both allow. All compared systems
-exchange the same control messages. The adapter of another system takes the definition of these
-messages from `benchmarks/peers/talk.py`, because the adapter imports no part of vfl.
+bytes, the number of sequential messages, and the least time that these bytes and messages allow.
+All compared systems exchange the same control messages. The adapter of another system takes the
+definition of these messages from `benchmarks/peers/talk.py`, because the adapter imports no part of
+vfl.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class DecoderStep(Settings):
     """A decoder's work for one token: logits after the last token, and the largest one's index.
 
     All fields of this message are public. The decoder has rotary positions, RMSNorm and gated SiLU.
-    Its weights are those of `vfl.llm.private_decoder.linear_layers`, in which the factors of norms
-    are part of the following layers.
+    The decoder's weights are those of `vfl.llm.private_decoder.linear_layers`, in which the factors
+    of norms are part of the following layers.
 
     Attributes:
         layers, heads: their numbers.

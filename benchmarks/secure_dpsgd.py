@@ -2,8 +2,8 @@
 
 The rows are pictures of MNIST, divided among the holders; a row has the means of four pixels each,
 or other features of a picture. Without a folder of data sets, the rows are handwritten digits of 64
-pixels. All parties are threads of this process, so its seconds are the sum over all parties. The
-time over a network link is computed (docs/results/wan.md), without computation time.
+pixels. All parties are threads of this process, so the measured seconds are the sum over all
+parties. The time over a network link is computed (docs/results/wan.md), without computation time.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ that many seconds. Every answer is compared with the known prediction for its ro
 must be a 503 that names a party. The memory of the label party is measured at the beginning and at
 the end.
 
-With ``--drift``, two such services take turns, of which one does not count drift. With
+With ``--drift``, two split services take turns, of which one does not count drift. With
 ``--middle``, the two services are a network of two parties, and the same network with a third party
 between the bottom models and the head (U-shape).
 """

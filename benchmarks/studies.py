@@ -209,7 +209,8 @@ def points_text(found: Estimate, sign: str = "") -> str:
     return f"{100 * found.mean:{sign}.1f}{half}"
 
 
-#: Families of members by the prefix of their names, with colours; the longest prefix counts.
+#: Families of defenses or protections, by the prefix of their names, with colours; the longest
+#: matching prefix counts.
 Families = Mapping[str, tuple[str, int]]
 
 

@@ -1,7 +1,7 @@
 """Rounds, bytes and errors of operations on shared tensors, compared with CrypTen.
 
 Two holders and a dealer run one program (`vfl.tensors.Party`) as threads of this process; the
-benchmark counts their messages. With `--write`, it writes all result rows to
+benchmark counts their messages. With `--write`, the benchmark writes all result rows to
 docs/results/tensor_operations.csv, and some of them to docs/results/tensors.md.
 """
 

@@ -5,8 +5,8 @@
 Two feature parties share eight numeric columns. The label is random, with a probability that is a
 nonlinear function of all eight columns. So more rows keep improving the model, and the label is
 never certain: the AUC of that probability itself is the best possible. Each training runs in its
-own process, with one thread and all parties. Its memory is the peak minus the memory right after
-the imports.
+own process, with one thread and all parties. The measured memory is the peak of this process minus
+its memory right after the imports.
 """
 
 from __future__ import annotations

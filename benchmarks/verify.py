@@ -3,12 +3,12 @@
     make verify-claims                                            # a tenth
     python -m benchmarks.verify --pages frontier --tasks bank --share 0.02 --draw 3
 
-The program draws a random fraction of the trained rows of each page in `PAGES`. It trains these
-rows again with the seeds of the page, and attacks them. Trainings that were repeated before with
-the same draw are not repeated once more. A result is confirmed if it differs from the stored result
-by at most the sum of the half widths of both intervals, or by at most one percentage point. The two
-results cannot be equal, because protective noise is never the same twice. Times are not compared.
-The exit code is 1 if less than 95 % of the results are confirmed.
+The program draws a random fraction of the trained rows of each page in `PAGES`. The program trains
+these rows again with the seeds of the page, and attacks them. Trainings that were repeated before
+with the same draw are not repeated once more. A result is confirmed if it differs from the stored
+result by at most the sum of the half widths of both intervals, or by at most one percentage point.
+The two results cannot be equal, because protective noise is never the same twice. Times are not
+compared. The exit code is 1 if less than 95 % of the results are confirmed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ GRIDS: Mapping[str, tuple[str, Sequence[str]]] = {
 TRAININGS = ("training_attacks", "defenses")
 #: Comparisons of codecs: names of the files in `examples/thesis`, and of the files with their rows.
 COMPARISONS = ("fm20", "review_polarity", "yoochoose_filtered", "tiny_imagenet_32")
-#: Results of one training of a comparison: the rows and the measure to use, by column.
+#: For each stored column of a comparison: the rows and the measure that this column contains.
 _OF_CODEC = {"test_accuracy": (TEST, "accuracy"), "test_hit_rate": (TEST, "hit_rate")}
 #: Results of a command that do not depend on time.
 _SENT = frozenset({"bytes_online", "bytes_offline", "online_mib", "offline_mib", "messages"})

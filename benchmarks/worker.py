@@ -22,9 +22,9 @@ from vfl.core.seeds import use_one_thread
 
 Message = TypeVar("Message", bound=Settings)
 _ROOT = Path(__file__).parents[1]
-#: Environment variables: one thread for each process. The C library (glibc) is set to keep freed
-#: memory. Otherwise chance decides whether it returns the memory of large tensors to the system,
-#: and faulting it in again would cost up to a tenth of a step.
+#: Environment variables that give each process one thread. The C library (glibc) is set to keep
+#: freed memory. Otherwise chance decides whether the library returns the memory of large tensors to
+#: the system, and mapping such memory again would cost up to a tenth of a step.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": "1073741824",

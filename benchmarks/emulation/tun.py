@@ -43,10 +43,10 @@ link set {DEVICE} up
 #: its own default.
 _CONTROL = f"route change {{network}} dev {DEVICE} src {{address}} scope link congctl cubic"
 #: Setting that determines whether an idle connection begins with slow start again. In a new
-#: namespace, it has Linux's default value, whatever its value on this machine is.
+#: namespace, this setting has Linux's default value, whatever its value on this machine is.
 _AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _ADDRESS = "10.77.0.{}"
-#: Number of packets that are read from one device before the next device.
+#: Number of packets that are read from one device before the next device is read.
 _PACKETS = 64
 _PACKET_BYTES = 65536
 _LAST_ADDRESS_BYTE = 19

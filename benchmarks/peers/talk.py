@@ -1,7 +1,7 @@
 """Main program of an adapter: ``PYTHON -I talk.py NAME`` runs one party of NAME_peer.py.
 
-This program runs in the environment of the other system, and imports no part of vfl. It exchanges
-the messages of `benchmarks/mpc_party.py` as plain JSON.
+This program runs in the environment of the other system, and imports no part of vfl. The program
+exchanges the messages of `benchmarks/mpc_party.py` as plain JSON.
 
 It reads lines of JSON from standard input: first the party's role, then the addresses of all
 parties, then runs. A run is a task, the time to begin, and a request to reveal the results after

@@ -1,10 +1,10 @@
 """XGBoost's vertical mode: ``PYTHON -I xgboost_federated.py`` runs its server or one party.
 
 This program runs in an environment whose XGBoost has the federated plug-in, and imports no part of
-vfl. It reads a line of JSON from standard input. For the server, the line has a port and the number
-of parties. For a party, it also has the server's address, the party's rank and the files of the
-party's cells; for rank 0 it has the file of labels too. Without an encryption plug-in, XGBoost
-sends gradients to all parties in plaintext. The server cannot be restricted to the loopback
+vfl. The program reads a line of JSON from standard input. For the server, the line has a port and
+the number of parties. For a party, the line also has the server's address, the party's rank and the
+files of the party's cells; for rank 0 it has the file of labels too. Without an encryption plug-in,
+XGBoost sends gradients to all parties in plaintext. The server cannot be restricted to the loopback
 interface.
 """
 

@@ -124,7 +124,7 @@ def _codes_of_numbers(cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
 
     Up to 20 different numbers get a bin each; otherwise the edges are quantiles of the fitted rows.
     """
-    ordered = np.sort(cells, 1)  # NaN is last
+    ordered = np.sort(cells, 1)  # NaN is sorted last
     fresh = ordered[:, 1:] != ordered[:, :-1]
     fresh &= ~np.isnan(ordered[:, 1:])
     edges = _quantiles(np.sort(cells[:, fitted], 1))

@@ -39,7 +39,7 @@ from vfl.datasets.table import (
 
 Role = Literal["id", "label", "number", "boolean", "category", "date", "text", "constant", "other"]
 
-SAMPLE_ROWS = 100_000  # sampled rows by which columns get a score as predictors
+SAMPLE_ROWS = 100_000  # number of sampled rows that score columns
 ALONE, NEARLY = 0.75, 0.99  # AUC or R2 of one column that gives a warning
 FEW_CLASSES = 20  # largest number of different whole numbers that count as classes
 _TOP_ROWS = 1000
@@ -658,4 +658,4 @@ def tells_label(
     ]
 
 
-_LABELLED = "the label party"  # names of parties have no spaces
+_LABELLED = "the label party"  # not a party's name: these have no spaces

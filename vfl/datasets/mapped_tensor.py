@@ -16,7 +16,7 @@ from vfl.datasets.on_disk import MappedArray, Pages, note
 class MappedTensor(Tensor):
     """Behaves like a tensor; reading batches of rows keeps little of the file in memory."""
 
-    # Operations return plain tensors.
+    # Operations on this tensor return ordinary tensors.
     __torch_function__ = PLAIN_RESULTS
     pages: Pages | None
 

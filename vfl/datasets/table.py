@@ -48,7 +48,7 @@ from vfl.datasets.cells import (
 if TYPE_CHECKING:
     from vfl.datasets.repeats import Repeats
 
-BLOCK_ROWS = 8192  # rows of a block that has all columns, or whose cells become Python objects
+BLOCK_ROWS = 8192  # number of rows of a block that has all columns, or of Python objects
 COLUMN_ROWS = 1 << 16  # rows of a block of few columns, where the fixed cost of a block matters
 LARGEST = 1e150  # largest allowed number; the square of a much larger one overflows float64
 ROUNDING = 1e-12  # tolerance, relative to the largest number

@@ -151,7 +151,7 @@ def sorted_ids(frame: Table, id_column: str, where: str, id_type: IdType) -> tup
 
 def _sorted(blocks: Iterable[np.ndarray], kind: pa.DataType) -> tuple[np.ndarray, pa.Array]:
     """Sort ids by their bytes in UTF-8, which is also the order of Python's texts."""
-    pool = pa.system_memory_pool()  # this pool shares freed memory with numpy
+    pool = pa.system_memory_pool()  # this memory pool shares freed memory with numpy
     pieces = [pa.array(block, kind, memory_pool=pool) for block in blocks]
     ids = pa.concat_arrays(pieces or [pa.array([], kind)], memory_pool=pool)
     del pieces

@@ -28,7 +28,7 @@ from vfl.datasets.split import Split, split_apart
 from vfl.datasets.table import Part, Table, spaced
 
 _INDEX = np.dtype("<u4")
-_GAP = np.iinfo(_INDEX).max  # -1 as stored in a file
+_GAP = np.iinfo(_INDEX).max  # stored in files for -1 (a row that the party lacks)
 _VERSION = re.compile(r"([0-9]{4})\.positions")
 _STAGED = "staged"
 _BLOCK = 1 << 16  # number of positions in one write

@@ -109,7 +109,7 @@ def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
                 library.crypto_core_ristretto255_from_hash,
                 library.crypto_scalarmult_ristretto255,
             )
-        except (OSError, AttributeError):  # not installed, or too old
+        except (OSError, AttributeError):  # libsodium is not installed, or too old
             continue
         if library.sodium_init() < 0:
             continue
