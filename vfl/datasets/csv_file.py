@@ -260,9 +260,9 @@ def _unzipped(path: Path) -> IO[bytes]:
 def may_be_thousands(source: Source, form: TableFormat, names: Sequence[str]) -> list[str]:
     """Return columns whose points may group thousands: their first numbers look like 1.234 or 999.
 
-    A table whose separator is a comma uses commas to group thousands, so it has no such column. A
-    column with other decimals, such as 12.5, shows that the table's points are decimal separators;
-    in this case the function returns no column at all.
+    A table whose separator is a comma uses commas to group thousands, so the function finds no such
+    column in this table. A column with other decimals, such as 12.5, shows that the table's points
+    are decimal separators; in this case the function returns no column at all.
 
     Args:
         source: the table.

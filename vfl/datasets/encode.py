@@ -8,9 +8,9 @@ cells of a column, the column gets an additional input, which is 1 if the cell i
 columns have a common mean and standard deviation.
 
 Rows read after the training may contain values without an example in the training rows. A new
-category, or a missing cell in a column that had none in training, becomes zeros; for a number, zero
-is the mean. In a column of numbers in bins, such a missing cell becomes the median. `Unfamiliar`
-counts new categories and new missing cells.
+category, or a missing cell in a column without missing cells in training, becomes zeros; for a
+number, zero is the mean. In a column of numbers in bins, such a missing cell becomes the median.
+`Unfamiliar` counts new categories and new missing cells.
 """
 
 from __future__ import annotations
@@ -162,10 +162,10 @@ class NumberColumn:
 class BinnedColumn:
     """A column of numbers with one input per bin: 0 below the bin, 1 above it, linear within it.
 
-    This is the piecewise-linear encoding of Gorishniy, Rubachev and Babenko (2022), equation 1. The
-    inputs of the first and the last bin also stay between 0 and 1. So a number outside the range of
-    the training rows is encoded like the nearest end of this range. A missing cell is encoded like
-    the median.
+    The encoding is the piecewise-linear encoding of Gorishniy, Rubachev and Babenko (2022),
+    equation 1. The inputs of the first and the last bin also stay between 0 and 1. So a number
+    outside the range of the training rows is encoded like the nearest end of this range. A missing
+    cell is encoded like the median.
 
     Attributes:
         median: median of the numbers in the training rows.

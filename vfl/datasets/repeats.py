@@ -42,7 +42,7 @@ class Repeats:
         how: "first" keeps the first row of each id. "latest:COLUMN" keeps the row with the latest
             day or the largest number in that column; of rows with equal values there, the last row.
             "mean" averages the present numbers of each column over the rows of an id; in a column
-            without numbers, it takes the first present cell.
+            without numbers, this rule takes the first present cell.
     """
 
     id_column: str

@@ -72,7 +72,7 @@ def split_rows(
         test: share of all rows that become test rows; 0 for none. The two shares add up to less
             than 1.
         strata: class of each row, axes (rows,). Every part then has the same share of each class,
-            up to two rows. Only a process that has the labels can use it; None ignores labels.
+            up to two rows. Only a process that has the labels can use strata; None ignores labels.
         block_rows: number of consecutive rows to split at a time, so that every part has the same
             share of each block, up to one row; 0 splits all rows at once.
         place: folder for the positions of a split in blocks; None keeps them in memory.

@@ -206,9 +206,9 @@ class ServerAided(Protocol):
     each tag. The common rows are sorted by their tags.
 
     Leakage: the helper learns the number of tags that each party sends, and the number of tags that
-    each group of parties has in common. With `pad`, it learns only an upper bound of the first
-    number. The parties learn their common ids. A helper that colludes with a party can test whether
-    another party has a given id.
+    each group of parties has in common. With `pad`, the helper learns only an upper bound of the
+    first number. The parties learn their common ids. A helper that colludes with a party can test
+    whether another party has a given id.
 
     Traffic of a party with n ids: 16 n + n / 8 + 11 bytes with the helper, and 16 bytes for the
     key. Messages of N parties: N - 1 keys, and with the helper N sets, N answers, N votes and N
@@ -301,13 +301,13 @@ class EcdhPsi(Protocol):
     receives all sets last. The comparing party compares 16 bytes of each point. The comparing party
     sends all parties the positions of their common rows, the label party last. Each owner shuffles
     its points before sending them. No party may read the messages between two other parties,
-    because it could compare two sets that were multiplied by the same scalars.
+    because this party could compare two sets that were multiplied by the same scalars.
 
     Leakage: the comparing party learns the size of each set, the number of ids that each group of
-    parties has in common, and which of its own ids are among these. (With two parties these are
-    just the common ids.) Every party that multiplies a set learns the set's size, or with `pad`
-    only an upper bound. The other parties learn the common ids. No party alone can test whether
-    another party has a given id (decisional Diffie-Hellman assumption).
+    parties has in common, and which of its own ids are among these. (With two parties, the second
+    and the third fact are just the common ids.) Every party that multiplies a set learns the set's
+    size, or with `pad` only an upper bound. The other parties learn the common ids. No party alone
+    can test whether another party has a given id (decisional Diffie-Hellman assumption).
 
     With `reuse`, two parties store their scalars and points, and later send new ids only. Then the
     comparing party also learns which of the other party's ids occur again, and which of its own

@@ -2,8 +2,8 @@
 
 The group has prime order. So the encoding of a point discloses nothing about a cofactor or a twist,
 whereas a hash that is used as an X25519 coordinate would. vfl calls the operating system's
-libsodium without Python's global lock, so that threads share the work. If it is not installed, vfl
-uses the copy in the package rbcl.
+libsodium without Python's global lock, so that threads share the work. If libsodium is not
+installed, vfl uses the copy in the package rbcl.
 """
 
 from __future__ import annotations

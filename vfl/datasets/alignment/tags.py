@@ -90,8 +90,8 @@ def sorted_tags(
 def count_repeated(blocks: Iterable[Sequence[bytes]], size: int, place: OnDisk) -> int:
     """Count the ids, given in blocks, that are equal to an earlier id.
 
-    Two ids count as equal if their tags under a fresh random key are equal. For different ids this
-    happens with probability 2^-128.
+    Two ids count as equal if their tags under a fresh random key are equal. Different ids have
+    equal tags with probability 2^-128.
     """
     key, repeated = secrets.token_bytes(KEY_BYTES), 0
     count = bucket_count(place, size * _RECORD.itemsize)

@@ -19,8 +19,8 @@ from vfl.datasets.table import Classes
 class DataSource(ABC):
     """A data set that users request by its name.
 
-    A subclass implements `read`. The options of its spec are the arguments of its constructor. For
-    picture sets, which can be joined, `pictures.py` has a base class.
+    A subclass implements `read`. The options of the data set's spec are the arguments of the
+    constructor. For picture sets, which can be joined, `pictures.py` has a base class.
 
     Attributes:
         follows: attributes of `SetFormat` that the data set supports.
