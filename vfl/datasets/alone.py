@@ -1,9 +1,9 @@
 """Scores how well each column of a table alone predicts the label, for many columns at once.
 
 A column of numbers is cut into at most 20 bins with about equally many rows; a column of texts has
-one bin per text. A bin's prediction is the mean label of those rows in the bin that are used for
-fitting, shrunk towards the overall mean as if the bin had one more row with this mean. All rows of
-a bin have the same prediction, so the AUC follows from the counts in the bins.
+one bin per text. The prediction of a bin is the mean label of its rows that are used for fitting.
+This mean is shrunk towards the overall mean, as if the bin had one more row with the overall mean.
+All rows of a bin have the same prediction, so the AUC follows from the counts in the bins.
 """
 
 from __future__ import annotations

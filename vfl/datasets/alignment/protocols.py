@@ -304,8 +304,8 @@ class EcdhPsi(Protocol):
     because this party could compare two sets that were multiplied by the same scalars.
 
     Leakage: the comparing party learns the size of each set, the number of ids that each group of
-    parties has in common, and which of its own ids are among these. (With two parties, the second
-    and the third fact are just the common ids.) Every party that multiplies a set learns the set's
+    parties has in common, and which of its own ids are among these. With two parties, the second
+    and the third fact are just the common ids. Every party that multiplies a set learns the set's
     size, or with `pad` only an upper bound. The other parties learn the common ids. No party alone
     can test whether another party has a given id (decisional Diffie-Hellman assumption).
 
