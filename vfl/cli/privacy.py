@@ -157,7 +157,11 @@ def _planned(
     steps: int | None,
     sampling: str,
 ) -> dict[str, Any]:
-    """Return a planned training's steps per row, sampling rate, and sensitivity (in norms)."""
+    """Return a planned training's number of steps, sampling rate, sensitivity and relation.
+
+    The number of steps counts those in which a given row can take part. The sensitivity is a
+    multiple of the clipping norm.
+    """
     by_rows, by_rate = (rows, batch_size, epochs), (rate, steps)
     if (None in by_rows) == (None in by_rate) or any(by_rows) == any(by_rate):
         wanted = "either --rows, --batch-size and --epochs, or --sampling-rate and --steps"

@@ -65,7 +65,9 @@ def _a_collector(text: str) -> str:
     if url.scheme not in ("http", "https") or not host:
         raise ValueError("want a URL such as http://127.0.0.1:4318/v1/traces")
     if url.username is not None or url.password is not None:
-        raise ValueError("a password does not belong in a URL; a proxy in front can add it")
+        raise ValueError(
+            "a URL with a user name or password; a proxy between vfl and the collector can add them"
+        )
     if url.scheme == "http" and host != "localhost" and not _is_loopback(host):
         raise ValueError("an address outside this machine requires https")
     return text

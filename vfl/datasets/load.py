@@ -334,8 +334,8 @@ def load_parties(
 
     Args:
         tables: tables by party, including label parties; their id columns may have different names.
-        party_columns: column patterns of the experiment, for parties with columns; None takes the
-            patterns of each owner's file.
+        party_columns: column patterns of the experiment file, by party, for parties with feature
+            columns; None uses the patterns in each party's own party.toml.
         labels: label columns, each in its party's table; the first one belongs to the leading label
             party.
         dealing: how to split the common rows.

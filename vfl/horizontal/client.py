@@ -229,8 +229,7 @@ class ClientTrainer:
         self._descend(kernel.shared_out(total / size, self._begin))
         if settings.clip == "quantile" and (settings.noise == "steps" or at[1] == 0):
             # If the client adds noise once, after all its steps, only the first step may count rows
-            # for the quantile, because the gradients of later steps depend on every row of the
-            # first step.
+            # for the quantile: the gradients of later steps depend on all rows of the first step.
             state = ClientState(state.norms, self._next_norm(norms, norm, size, at, secret))
         return state, norm
 

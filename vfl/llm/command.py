@@ -86,9 +86,9 @@ def init(
 ) -> None:
     """Write a project: one folder each for the model owner, the user and the dealer.
 
-    Each folder has an llm.toml with the terms that all three parties share, an identity key, and
-    the addresses and public keys of the other parties. By these terms, the model owner consents to
-    answer within their limits. Move each folder to the machine of its party.
+    Each folder has an identity key and an llm.toml. This file contains the terms that all three
+    parties share, and the addresses and public keys of the other parties. By these terms, the model
+    owner consents to answer within their limits. Move each folder to the machine of its party.
     """
     from vfl.llm.project import private_model, write_llm_project
 

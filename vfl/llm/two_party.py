@@ -666,7 +666,8 @@ class Role(Engine):
         The result in plain torch is ``function(values)``.
 
         Args:
-            shared: shared values, axes (rows, width); for a pair (2, elements).
+            shared: shared values, axes (rows, width); for a function of two operands, axes (2,
+                elements), one row per operand.
             function: function that P1 computes; it must give the same results for any order of the
                 permuted values.
             bits: fraction bits of the result.

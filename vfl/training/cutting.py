@@ -442,9 +442,9 @@ class _Given:
 class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A record of the values that each operation reads and creates.
 
-    A number represents each value. All views of a tensor have the number of this tensor; an
-    in-place operation gives the tensor a new number, which depends on all values that the operation
-    reads.
+    A number identifies each value of a tensor. All views of a tensor have the tensor's number. An
+    in-place operation gives the tensor a new number, because its value is new; the record then says
+    that this value was computed from all values that the operation read.
 
     Attributes:
         events: for each computed value in order: the value's number, the values from which it was

@@ -221,7 +221,10 @@ class _Meeting:
 
 
 class SharedFeatureEnd(FeatureEnd):
-    """A feature party's implementation: sums shares, and sends the direction of rows at splits.
+    """Feature party of trees on secret shares.
+
+    It adds its shares of gradients per bin. At each split by one of its columns, it sends whether
+    each row goes left or right.
 
     Args:
         mode, party, terms, rows: see `CellsEnd`.

@@ -31,8 +31,8 @@ class Replacement(Backdoor):
     Args:
         target: the class that the attacker wants the network to predict for triggered rows.
         share: share of the known rows of the target class in a batch that the party replaces.
-        columns: number of columns, up to the last one, that the trigger fills (for pictures, side
-            length of a square corner in pixels).
+        columns: number of columns that the trigger fills, counted back from the last column. For
+            pictures, the side length in pixels of the square that it fills in one corner.
         value: value of the trigger, in the units of the bottom's inputs.
 
     Raises:
