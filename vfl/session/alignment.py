@@ -285,7 +285,7 @@ class OwnAlignment:
 
     @contextmanager
     def staged(self, session: str) -> Iterator[Alignment]:
-        """If the block raises no error, store the result as the next version of the alignment.
+        """Yield the result; store it as the alignment's next version if the block raises no error.
 
         If a party cannot write the result, or does not receive it, all parties discard the result.
 

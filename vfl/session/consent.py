@@ -358,7 +358,7 @@ def check_layers(
 def check_rows(party: str, rows: int, consent: Consent) -> None:
     """Refuse more rows than the party's own file allows.
 
-    For a party that receives only their number.
+    The function serves a party that receives only the number of rows.
 
     Raises:
         ConsentError: the number of rows exceeds the party's limit; the error states both numbers.
@@ -562,8 +562,8 @@ def _of_model(
 def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
     """Return the party's secret-shared layer, or None.
 
-    The columns of other parties are unknown yet. The layer has a column of ones in addition to the
-    party's columns.
+    The columns of other parties are not known yet. The layer has a column of ones in addition to
+    the party's columns.
     """
     columns = dict.fromkeys(terms.feature_parties, 0) | {party: math.prod(row_shape) + 1}
     mode, width = secure_mode.make(terms.secure), terms.parties[party].width

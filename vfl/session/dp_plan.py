@@ -81,7 +81,7 @@ class PrivacyPlan:
 
         Raises:
             PrivacyError: the privacy budget allows no step, or no noise multiplier is large enough
-                for it.
+                for this budget.
         """
         dp, train = terms.dp, terms.train
         if dp is None or not rows:
@@ -123,7 +123,7 @@ class PrivacyPlan:
     def most_rows(self) -> int:
         """Most rows in a batch.
 
-        A Poisson-sampled batch exceeds it with probability e^-70 (Chernoff).
+        A Poisson-sampled batch exceeds this number with probability e^-70 (Chernoff).
         """
         if self.shuffled:
             return self.batch_size

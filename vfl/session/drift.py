@@ -67,7 +67,7 @@ class Bins:
     def stability(self) -> Tensor:
         """Return the population stability index of each column, axes (columns,).
 
-        0 if no row was added.
+        The index is 0 if no row was added.
         """
         return torch.stack(
             [
@@ -98,7 +98,7 @@ class Bins:
 def population_stability_index(expected: Tensor, counted: Tensor) -> Tensor:
     """Return the sum over bins of (a - e) ln(a / e).
 
-    A and e are a bin's fractions of the rows in `counted` and `expected`. The index is the
+    Here, a and e are a bin's fractions of the rows in `counted` and `expected`. The index is the
     symmetric divergence of Jeffreys 1946; its name comes from credit scoring (Siddiqi 2006: below
     0.1 the population is regarded as stable, above 0.25 as changed). Half a row is added to each
     bin that has rows in at least one of the two populations, so that no fraction is 0.

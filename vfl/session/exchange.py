@@ -211,7 +211,7 @@ def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
 def of_no_rows(frame: Frame, width: int) -> Tensor:
     """Return the cut or gradient of an exchange without rows, which occurs if batches are sampled.
 
-    Axes (0, width).
+    The result has the axes (0, width).
 
     Raises:
         ProtocolError: the frame has a payload, although the exchange has no rows.
@@ -822,7 +822,7 @@ class FeatureEnd(_End):
     ) -> None:
         """Run the backward pass from the cut and from the losses of codec and defense.
 
-        Update the weights.
+        Then update the weights with the optimiser.
         """
         assert self._optimizer is not None, "only in a training"
         losses = [self.codec.local_loss(cut, context)] if self._has_loss else []
@@ -871,7 +871,7 @@ class LabelEnd(_End):
     def receive_cut(self, step: int, count: int, rows: np.ndarray | None = None) -> Tensor:
         """Wait for the cut of a training batch.
 
-        Return it as a leaf tensor of autograd, axes (rows, width).
+        Return the cut as a leaf tensor of autograd, axes (rows, width).
 
         Args:
             step: number of the exchange.

@@ -237,7 +237,7 @@ def check_version(said: Any, peer: str) -> None:
         peer: name of the peer, for the error message.
 
     Raises:
-        DisagreementError: the versions differ; the error states both.
+        DisagreementError: the versions differ; the error states both versions.
     """
     if isinstance(said, str) and len(said) <= 32 and said.isprintable() and said != VERSION:
         raise DisagreementError(

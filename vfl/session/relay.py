@@ -98,7 +98,7 @@ class PairSeals(SealedPairs[Message, Message]):
     def seal(self, sent: Send) -> list[Send]:
         """Encrypt a message for its receiver.
 
-        Return an empty list until the receiver's offer arrived.
+        Return an empty list until the receiver's offer has arrived.
         """
         if sent.to not in self.others:
             return [sent]

@@ -238,7 +238,7 @@ def steps_per_epoch(rows: int, batch_size: int) -> int:
 
 
 class Verdict(IntFlag):
-    """Decision after an epoch's validation: are its weights the best; shall training stop?"""
+    """Decision after a validation: whether the weights are the best, and whether to stop."""
 
     NONE = 0
     BEST = 1
@@ -246,7 +246,7 @@ class Verdict(IntFlag):
 
 
 class EarlyStopping:
-    """One party's part in early stopping on validation rows: it stores the best weights, and stops.
+    """One party's part in early stopping on validation rows: it stores the best weights.
 
     Only the label party can decide, because only it computes the validation metric. In its answer
     to the last validation query of an epoch, the label party sends the other parties one byte:

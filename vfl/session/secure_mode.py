@@ -351,7 +351,7 @@ class WholeNetwork(Protocol):
     def figures(self) -> dict[str, Any]:
         """Return additional metrics of the trained model, by name.
 
-        The run card or the summary shows them.
+        The run card or the summary shows these metrics.
         """
         return {}
 
@@ -418,7 +418,7 @@ class LocalStreams(Protocol):
         """At the label party, receive the next frame from any party, with the party's name."""
 
     def play(self, programs: Mapping[str, Callable[[], object]]) -> None:
-        """Run the programs of all parties, each in its own thread; `programs` maps parties to them.
+        """Run each party's program in its own thread; `programs` maps each party to its program.
 
         Raises:
             VFLError: a party failed; this is the error of the party that failed first.
@@ -680,7 +680,7 @@ class SecureMode:
     def simulated_keys(
         self, secrets: Mapping[str, Secret], terms: Terms, session: str, attempt: int
     ) -> Mapping[str, Any]:
-        """Make such objects for all parties of a simulation in one process.
+        """Make the key-agreement objects of all parties for a simulation in one process.
 
         Their keys protect no party.
         """

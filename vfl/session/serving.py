@@ -154,8 +154,8 @@ def refusals(
 ) -> dict[str, Refused]:
     """Return the parties that refuse a request, with their reasons.
 
-    Call it after all have answered. Other answers remain on their links, from which the exchange
-    receives them.
+    Call this function after all queried parties have answered. Other answers remain on their links,
+    from which the exchange receives them.
 
     Args:
         links: links to the queried parties, by name.

@@ -335,7 +335,7 @@ class ServingParty:
     def _has(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return which rows a party can answer, as a mask, axes (rows,).
 
-        All False if the party is absent.
+        The mask is all False if the party is absent.
         """
         held = self._held[name][rows] if self._held else np.ones(len(rows), dtype=bool)
         return held & (name in self._links.keys() - self.absent)

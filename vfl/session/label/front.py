@@ -156,7 +156,7 @@ class _Turn:
     def took_over(self) -> bool:
         """Wait until the front can answer rows or its session has ended.
 
-        Return whether it could answer.
+        Return whether the front can answer rows.
         """
         while not self.front.was_ready:
             if self.is_over(_LOOK_S):

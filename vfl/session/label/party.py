@@ -98,7 +98,7 @@ class Task(nn.Module):
     def fit(self, labels: Tensor, weights: Tensor | None = None) -> None:
         """Fit the task's state to all training labels, once before the first step.
 
-        Both axes (rows,).
+        Both arguments have the axes (rows,).
         """
 
     def answers(self, outputs: Tensor) -> Tensor:
@@ -662,7 +662,7 @@ class AnyLabelParty:
     def calibrated(self, answers: Tensor) -> Tensor:
         """Return the logarithms of calibrated probabilities.
 
-        Without calibration, return the argument.
+        Without calibration, return the argument unchanged.
         """
         return self._task.calibrated(answers)
 

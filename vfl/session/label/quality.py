@@ -64,7 +64,7 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
 def brier_score(logits: Tensor, codes: Tensor) -> float:
     """Return the mean squared error of probabilities (Brier 1950).
 
-    For two classes, of the second class.
+    For two classes, only the probability of the second class counts.
 
     Args:
         logits: logits, axes (rows, classes).
@@ -167,8 +167,8 @@ def regression_quality(answers: Tensor, labels: Tensor) -> dict[str, float]:
 def _auc(scores: np.ndarray, positive: np.ndarray) -> float:
     """Return the fraction of (positive, negative) pairs that are ordered correctly.
 
-    Ties count half. The fraction is computed from the mean ranks of equal scores (Mann and Whitney
-    1947). Both arguments have axes (rows,).
+    Pairs with equal scores count half. The fraction is computed from the mean ranks of equal scores
+    (Mann and Whitney 1947). Both arguments have axes (rows,).
     """
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2

@@ -133,7 +133,7 @@ class Scored:
     def kolmogorov_smirnov(self) -> float:
         """Return the largest distance between the two classes' score distributions.
 
-        NaN if one is empty.
+        The result is NaN if one class has no rows.
 
         >>> Scored.counted(np.array([1, 2, 3, 4]), np.array([1, 1, 0, 1])).kolmogorov_smirnov()
         0.6666666666666666
@@ -163,7 +163,7 @@ class Scored:
         return [Scored(self.values[band == one], self.counts[band == one]) for one in order]
 
     def stability(self, other: Scored, most: int = _BANDS) -> float:
-        """Return the population stability index of the rows in `other`, compared with these.
+        """Return the population stability index of `other`'s rows against these rows.
 
         Both sets of rows are counted in this object's score bands.
         """
@@ -243,7 +243,7 @@ class Guessed:
     def f1(self) -> np.ndarray:
         """Return each class's F1 against all others.
 
-        NaN for a class that never occurs, axes (C,).
+        The result has the axes (C,), with NaN for a class that never occurs.
         """
         either = self.counts.sum(axis=0) + self.counts.sum(axis=1)
         return _shares(2 * np.diag(self.counts), either)

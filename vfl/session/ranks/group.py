@@ -202,7 +202,7 @@ class Ranks:
         return summed
 
     def spread(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Send a state from rank 0 to every rank, and return it.
+        """Send a state from rank 0 to every rank, and return this state at every rank.
 
         Args:
             state: tensors, numbers and texts in mappings and lists; the argument of other ranks is
@@ -337,8 +337,8 @@ def fit(model: nn.Module, ranks: Ranks) -> None:
         if not (harmless or off or own):
             raise SpecError(
                 f"{ranks.size} ranks would train this model differently from one rank: a "
-                "layer that draws, or looks at several rows of a batch, would see only a "
-                "rank's share",
+                "layer that draws random numbers, or combines several rows of a batch, would read "
+                "only one rank's rows",
                 where=f"layer '{name}'",
                 got=type(part).__name__,
                 fix="use a model without this layer, or one rank at every party",

@@ -113,7 +113,7 @@ class RanksKey:
 
     @property
     def authority(self) -> Authority:
-        """Return the certificate authority of the ranks; all calls return one with the same key."""
+        """Return the certificate authority of the ranks; each call returns the same key."""
         name = f"vfl ranks of {self.party}"
         return Authority.of_secret(self._derived("authority", 48), name, _CERTIFICATE_DAYS)
 
@@ -436,7 +436,7 @@ def _reached(party: PartyFile, rank: int) -> TcpLink:
                 where=party.node.ranks_at,
                 got=refusal.got or refusal.what,
                 want="one ranks.key at every machine, a rank below the session's number of ranks, "
-                "and one process a rank",
+                "and one process for each rank",
             ) from None
 
 

@@ -128,7 +128,7 @@ class Checkpoints:
     def committed(self) -> int:
         """Return the number of the exchange from which all parties can continue.
 
-        0 before the first commit.
+        The number is 0 before the first commit.
 
         Raises:
             RunFolderError: the file that contains this number is damaged, or belongs to a different
@@ -151,7 +151,7 @@ class Checkpoints:
 def newest_common(kept: Sequence[Checkpoints], most: int) -> int:
     """Return the newest exchange, up to `most`, whose checkpoint is undamaged at all parties.
 
-    0 without one.
+    The result is 0 without such an exchange.
     """
     common = set.intersection(*(set(one.intact(most)) for one in kept))
     return max(common, default=0)

@@ -121,7 +121,7 @@ KEPT = (
     Kept(f"{_PART}**", _LEARNED),
     Kept(f"{_RUN}report.html", "digests (SHA-256) of messages about many rows"),
     Kept(f"{_RUN}**", "figures of many rows"),
-    Kept("store/sessions/*.sent", "SHA-256 of what was sent of many rows"),
+    Kept("store/sessions/*.sent", "digests (SHA-256) of sent values of many rows"),
     Kept("store/sessions/*.shown", "keyed digests of ids", "its digest is overwritten"),
     Kept("store/sessions/**", "counts"),
     Kept("store/clients/**", "counts"),

@@ -93,7 +93,7 @@ class Journal:
     def steps(self) -> int:
         """Return the number of exchanges up to and including the last one in the journal.
 
-        0 if it is empty.
+        The number is 0 for an empty journal.
         """
         return 1 + max((_KEY.unpack(key)[0] for key in self._sent), default=-1)
 

@@ -216,7 +216,7 @@ class PartyFolder:
     def drift(self) -> Drift:
         """Make drift counters with the bins (value ranges) of the training rows.
 
-        Without bins if an earlier version of vfl trained.
+        The counters have no bins if an earlier version of vfl trained the run.
 
         Raises:
             RunFolderError: the bins are damaged, or belong to another training.
@@ -337,7 +337,7 @@ class PartyFolder:
         return None
 
     def count(self, known: RunRows, places: np.ndarray) -> dict[str, int]:
-        """Count for how many of these positions the run trained, validated and tested."""
+        """Count how many rows at these positions the run trained, validated and tested on."""
         parts = ("train", "validation", "test")
         return {name: int(np.isin(getattr(known.split, name), places).sum()) for name in parts}
 

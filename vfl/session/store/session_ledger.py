@@ -143,7 +143,7 @@ class Entry(Settings):
     def passes(self) -> int:
         """Number of times that the same row was sent under this run name.
 
-        The maximum over all rows.
+        The number is the maximum over all rows.
         """
         return sum(each.passes for each in self.spent.values())
 
@@ -163,7 +163,7 @@ class Entry(Settings):
 
     @property
     def stated_passes(self) -> int:
-        """Number of times that a row was sent for which the defense's epsilon applies."""
+        """Number of times that the same row was sent in sessions to which the epsilon applies."""
         trained = self.spent.get("train", Spent()).passes
         return trained if self.training_only else self.passes
 
@@ -201,8 +201,8 @@ class Meter:
             disclosed, uint64.
         reserve: function that is called before an epoch begins; it records the epoch's largest
             spending.
-        standing: counters of sent and received frames, which are also called for every frame; see
-            `Standing`.
+        standing: object with counters of sent and received frames, which is also called for every
+            frame; see `Standing`.
     """
 
     rows: int = 0
@@ -234,7 +234,7 @@ class Meter:
     def show(self, count: int) -> None:
         """Record that this many exact statistics will be disclosed.
 
-        Called before they are disclosed.
+        The session calls this method before it discloses the statistics.
 
         Raises:
             ConsentError: the number of statistics would exceed the party's limit, or the rows are
@@ -246,7 +246,7 @@ class Meter:
     def spent(self, *, coming: bool) -> Spent:
         """Return the session's spending so far.
 
-        If `coming`, add the largest spending of the next epoch.
+        If `coming` is True, add the largest spending of the next epoch.
         """
         taken = Spent(
             rows=self.rows,
@@ -508,7 +508,7 @@ class SessionLedger(Spending[Entry]):
             )
 
     def _check_rows(self, run: str, rows: Callable[[], np.ndarray]) -> None:
-        """Refuse exact statistics of almost the same rows as earlier ones.
+        """Refuse exact statistics of almost the same rows as those of earlier statistics.
 
         Otherwise record the rows.
         """
@@ -534,7 +534,7 @@ class SessionLedger(Spending[Entry]):
         write_sealed(own, [trained.astype(DIGEST).tobytes()], seal)
 
     def forget_shown(self, digests: np.ndarray) -> None:
-        """Overwrite the digests of erased rows with random ones; row counts stay the same.
+        """Overwrite the digests of erased rows with random digests; row counts stay equal.
 
         Args:
             digests: keyed digests of the erased rows, uint64.
@@ -556,7 +556,7 @@ class SessionLedger(Spending[Entry]):
     def spent_statistics(self) -> int:
         """Return the number of exact statistics that sessions under all run names have disclosed.
 
-        The number includes statistics that may have been disclosed but forgotten by a restore.
+        The number includes statistics that the store may have lost when it was restored.
         """
         shown = sum(entry.statistics for entry in super().entries())
         return shown + self.witness.read().lost_statistics
@@ -740,7 +740,8 @@ def total_epsilon(entries: Iterable[Entry]) -> float:
 
 
 def _bound(terms: Terms, party: str, now: str) -> Entry:
-    # only statements about a row's inputs per exchange; of several, the smallest epsilon applies
+    # Only statements about a row's inputs in one exchange count; of these statements, the one with
+    # the smallest epsilon applies.
     stated = [
         (one.epsilon, one.delta or 0.0, one.training_only)
         for one in defenses.make(terms.defense).privacy()

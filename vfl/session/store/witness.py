@@ -272,7 +272,7 @@ class Standing:
         self.received: dict[str, int] = dict(received or {})
 
     def announce(self, peer: str = "") -> Announcement:
-        """Return an announcement to a peer: this store's counter, and the peer's known one."""
+        """Return an announcement to a peer: this store's counter, and the peer's last known."""
         count = self._witness.announce()
         self._base, self._reserved = count - self._sent, count + BLOCK
         known, head = self.known_of(peer), self._head()
@@ -283,7 +283,7 @@ class Standing:
         return self._witness.read().peers.get(peer, 0)
 
     def require(self, known: int, peer: str) -> None:
-        """Refuse a session if the peer knows a larger counter of this store than the store.
+        """Refuse a session if the peer knows a larger counter of this store than it has.
 
         Such a peer shows that this party's store was restored from an older copy.
 
