@@ -165,7 +165,7 @@ def test_other_settings_do_not_resume_it(data, tmp_path):
     with pytest.raises(Killed):
         session(data, tmp_path, [Killer(13)]).run()
     other = experiment(codec="none")
-    with pytest.raises(RunFolderError, match="another experiment"):
+    with pytest.raises(RunFolderError, match="a session with other terms"):
         session(data, tmp_path, settings=other).run()
 
 

@@ -261,6 +261,6 @@ def test_where_no_middle_is_played_it_is_refused_and_not_ignored(digits):
     terms = Terms.of(settings, "train", "u")
     with pytest.raises(ConsentError, match="does not consent") as refused:
         check_consent(terms, "bank", Consent(), digits["bank"].split)
-    assert "cuts for 'compute' in the middle" in refused.value.got
+    assert "cuts for the middle party 'compute'" in refused.value.got
     check_consent(terms, "bank", Consent(middle=("compute",)), digits["bank"].split)
     refuse(of_project(settings))

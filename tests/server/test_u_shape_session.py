@@ -129,7 +129,7 @@ def test_a_frame_that_was_changed_on_its_way_ends_the_session(session, monkeypat
 @pytest.mark.parametrize(
     ("name", "text", "match"),
     [
-        ("bank", CONSENT.replace("compute", "other"), "cuts for 'compute' in the middle"),
+        ("bank", CONSENT.replace("compute", "other"), "cuts for the middle party 'compute'"),
         (MIDDLE, "[consent]\nmax_parameters = 50\n", "parameters"),
         (MIDDLE, "[consent]\nmax_epochs = 1\n", "epochs 2"),
         (MIDDLE, '[consent]\nmax_bytes = 5000\ncodecs = ["topk:*"]\n', "codec none; up to"),

@@ -102,7 +102,7 @@ def test_refusals_are_coded_errors_without_the_token(ask, trained_run, token):
     client, first = ask(max_rows_per_day=3), next(iter(predicted(trained_run)))
     with pytest.raises(DataError, match="does not know one of the ids"):
         client.predict(["absent"])
-    with pytest.raises(ConsentError, match="more than 3 rows") as caught:
+    with pytest.raises(ConsentError, match="the daily budget of this token, 3 rows") as caught:
         client.predict([first] * 4)
     assert "code rows" in str(caught.value)
     wrong = Client(client.address, token)

@@ -172,7 +172,7 @@ def test_a_closed_link_ends_a_round(start):
 
 @pytest.mark.parametrize("shape", [(5,), (4, 3), (5, 3, 1)])
 def test_shapes_of_a_cut_are_checked(shape):
-    with pytest.raises(WidthError, match="another shape"):
+    with pytest.raises(WidthError, match="whose shape differs"):
         check_shape(torch.zeros(shape), 5, 3, "bank")
 
 

@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused():
         SplitModule(bottoms, top, {"bank": 6, "shop": 5}, merge="sum")
     with pytest.raises(ConfigError, match="the label party's own columns"):
         SplitModule({"label": nn.Linear(3, 6)}, top, {"label": 6})
-    with pytest.raises(WidthError, match="another shape"):
+    with pytest.raises(WidthError, match="whose shape differs"):
         SplitModule(bottoms, top, {"bank": 5, "shop": 6})(batch())
     broken = batch()
     broken["shop"][0, 0] = np.nan

@@ -261,7 +261,7 @@ def test_a_rank_misses_a_party_before_the_party_says_that_it_lost_a_rank(begun):
 def test_a_party_that_only_misses_ours_has_lost_no_rank(begun, says, monkeypatch):
     """As after a cut between rank 1 here and there: the training begins anew."""
     monkeypatch.setattr(processes, "_MISSED_S", 0.3)
-    with pytest.raises(LostPeerError, match="rank 1 of 'bank' noticed"):
+    with pytest.raises(LostPeerError, match="rank 1 of party 'bank' noticed"):
         begun("misses", Stream(says), until_it_ends)
 
 

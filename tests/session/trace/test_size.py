@@ -42,7 +42,7 @@ def test_it_is_told_before_the_training(training):
     session._say = told.append
     session.run()
     (line,) = told
-    assert re.fullmatch(r"the trace of bank, shop, lender takes up to [\d.]+ kB", line)
+    assert re.fullmatch(r"the trace of bank, shop, lender takes up to [\d.]+ kB on disk", line)
 
 
 def test_a_disk_without_room(training, monkeypatch, tmp_path):

@@ -1,8 +1,7 @@
 """The files of a trace (recorded frames of a training): their contents and sizes.
 
 The class `Trace` stores a trace in memory. A file that has no entry in `index.jsonl` was left by a
-run that was killed.
-A party's trace is in the folder `parties/NAME/trace`, which has these files:
+run that was killed. A party's trace is in the folder `parties/NAME/trace`, which has these files:
 
     file                    form                     content
     trace.json              sealed JSON              the party, the recorded parts, and the terms
