@@ -17,7 +17,9 @@ def test_a_training_with_a_trace(vfl, well, loans, tmp_path):
     run = tmp_path / json.loads(done.out)["run"]
     real = sum(path.stat().st_size for path in run.glob("parties/*/trace/*"))
     assert real <= facts["trace_at_most_bytes"]
-    told = f"the trace of bank, shop, lender takes up to {size(facts['trace_at_most_bytes'])}"
+    told = (
+        f"the trace of bank, shop, lender takes up to {size(facts['trace_at_most_bytes'])} on disk"
+    )
     assert told in done.err.splitlines()
     for party in ("bank", "shop", "lender"):
         recording = read(run / "parties" / party / "trace")

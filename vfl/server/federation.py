@@ -66,7 +66,7 @@ _POLL_S = 0.2
 _RETURN_S = 2.0  # seconds between two checks whether lost parties have returned
 _SERVING_REJOIN_S = 2.0
 _AGAIN_S = 30.0  # seconds before a party that could not connect is invited again
-_REPLY_LIMIT = 64 * 1024  # characters; an error of ours is far shorter
+_REPLY_LIMIT = 64 * 1024  # characters; the text of a vfl error is far shorter
 #: Flower's error codes of a node that may come back; all others end the session.
 _AWAY = {5: "its SuperNode is not online", 8: "its process stopped responding"}
 

@@ -145,7 +145,7 @@ def check_clocks(name: str, where: str, ours: datetime, theirs: datetime) -> Non
     """Refuse clocks whose difference is too large for signed requests and certificates.
 
     Raises:
-        ClockError: the clocks differ too much; the error states the times of both.
+        ClockError: the clocks differ too much; the error states the times of both clocks.
     """
     if abs((ours - theirs).total_seconds()) <= CLOCK_TOLERANCE_S:
         return

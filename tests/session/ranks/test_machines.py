@@ -267,7 +267,7 @@ def test_a_party_that_only_misses_ours_has_lost_no_rank(begun, says, monkeypatch
 
 def test_another_party_misses_ours_before_rank_0_does(begun):
     def hear(ranks, stream):
-        raise said(LostPeerError.code, "party 'bank' went away; rank 1 of 'shop' noticed")
+        raise said(LostPeerError.code, "party 'bank' went away; rank 1 of party 'shop' noticed")
 
     with pytest.raises(LostRankError, match=OURS):
         begun("dies", Stream(), hear)
