@@ -416,7 +416,7 @@ def _clock(answer: Probe) -> Check:
     if answer.clock_s is None:
         return Check("clock", "WARN", "not measured: the peer's answer had no date")
     way = "behind" if answer.clock_s > 0 else "ahead of"
-    found = f"{abs(answer.clock_s):.0f} s {way} the peer's"
+    found = f"{abs(answer.clock_s):.0f} s {way} the peer's clock"
     if abs(answer.clock_s) > CLOCK_TOLERANCE_S:
         cure = f"set the clocks: Flower refuses nodes whose clock differs by {CLOCK_TOLERANCE_S} s"
         return Check("clock", "FAIL", found, cure)

@@ -750,7 +750,7 @@ def _accepted() -> Sequence[str]:
 
 @contextmanager
 def _printed_errors() -> Iterator[None]:
-    """Print an error that occurs before Flower's start in vfl's error format; end the program."""
+    """If an error occurs before Flower starts, print it as vfl's errors, and end the program."""
     try:
         yield
     except VFLError as problem:

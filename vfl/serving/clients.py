@@ -177,8 +177,8 @@ class Clients:
             raise UserError(
                 "this is not a valid client",
                 where=", ".join(sorted({str(each["loc"][0]) for each in mistake.errors()})),
-                want="a name of letters, digits and -_. that begins with a letter or digit; "
-                "numbers from 1 on",
+                want="a name of letters, digits, '-', '_' and '.' that begins with a letter or "
+                "digit; numbers from 1 on",
             ) from None
         with self._changed() as clients:
             if name in clients:

@@ -697,7 +697,7 @@ class Questions:
             raise
 
 
-#: Codes for programs, by the HTTP status of `Unavailable`.
+#: Codes of errors in answers, which clients' programs read, by the HTTP status of `Unavailable`.
 _CODES = {403: "consent", 429: "party", 503: "away"}
 _FORM = "the body of the request is not {ids: [...], columns?: {...}, explain?: bool}"
 

@@ -206,7 +206,7 @@ def write_trial_certificates(
 def node_key_pair() -> tuple[bytes, bytes]:
     """Generate a P-384 key pair in OpenSSH's formats, which Flower reads.
 
-    Return (private, public).
+    The result is the pair (private key, public key).
     """
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(

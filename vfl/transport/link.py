@@ -32,7 +32,7 @@ class TransportLink(Link, Protocol):
     """A link that can report an error of this party to the peer."""
 
     def fail(self, error: VFLError) -> None:
-        """Send an error of this party to the peer, then close.
+        """Send an error of this party to the peer, then close the link.
 
         The peer's `receive` raises this error.
         """

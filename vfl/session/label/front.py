@@ -83,7 +83,7 @@ class ServingFront:
     def following(self) -> Path | None:
         """Return the folder of a run to which a client asks to switch, once per request.
 
-        Otherwise None.
+        The result is None if no client has asked.
         """
         raise NotImplementedError
 

@@ -1035,7 +1035,7 @@ class LabelParty(AnyLabelParty):
         """Return to the state before the exchange `step`; with 0, keep the initial state.
 
         Raises:
-            RunFolderError: the checkpoint is missing or damaged, or belongs to another experiment.
+            RunFolderError: the checkpoint is missing or damaged, or belongs to other terms.
         """
         if self._checkpoints is not None and step > 0:
             self.load_training_state(self._checkpoints.load(step))
@@ -1255,7 +1255,7 @@ class LabelParty(AnyLabelParty):
     def query(self, exchange: Exchange, inputs: Tensor | None) -> dict[str, Tensor]:
         """Return the queried rows' cuts by party, or the sum of the feature parties' cuts.
 
-        Axes (rows, width).
+        Each of them has the axes (rows, width).
 
         Args:
             exchange: the queried rows.

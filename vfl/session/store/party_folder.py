@@ -247,7 +247,7 @@ class PartyFolder:
     def classes(self) -> tuple[str | int, ...] | None:
         """Return the class names of the labels, at the label party of a classification.
 
-        Otherwise None.
+        The result is None for other parties, and for a regression.
         """
         classes = self._record()["classes"]
         return None if classes is None else tuple(classes)

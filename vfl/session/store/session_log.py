@@ -341,7 +341,7 @@ def _compared(
             kept = next((heads[name] for name in names if name in heads), None)
             if found is None or kept is None or not kept.number:
                 continue
-            witness = f"party '{found[0].party}' met line {kept.number}"
+            witness = f"party '{found[0].party}' has seen line {kept.number}"
             if kept.number > len(digests):
                 problems[f"{witness}, and this log ends at {len(digests)}"] = None
             elif not hmac.compare_digest(digests[kept.number - 1], kept.sha256):
