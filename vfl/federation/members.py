@@ -526,8 +526,8 @@ def _api_port(label: LabelFolder, name: str) -> int:
 def _drop_positions(party: PartyFile, name: str) -> tuple[int, int]:
     """Delete a party's row positions from alignments.
 
-    Return how many versions of alignments were deleted, and how many were kept. A
-    version that permits missing rows is kept, but then lists no row of this party.
+    Return how many versions of alignments were deleted, and how many were kept. A version
+    that permits missing rows is kept, but then lists no row of this party.
     """
     dropped = kept = 0
     for folder in party.store_path.glob("alignments/*/*"):

@@ -194,7 +194,7 @@ class PrivacyPlan:
         )
 
     def sensitivity(self, terms: Terms) -> float:
-        """Return the largest change (2-norm) of all gradient sums by one row or branch.
+        """Return the largest change (2-norm) of all gradient sums that a row or branch can cause.
 
         With `dp.quantile`, which adapts clipping norms, the result refers to the initial clipping
         norms.
