@@ -31,8 +31,8 @@ class SessionSpans:
     """Turns lines of the session log into spans, one for each ended or refused session.
 
     Args:
-        log: file of the session log; no spans are sent for sessions that were in the log before this
-            object was made.
+        log: file of the session log; no spans are sent for sessions that were in the log before
+            this object was made.
         exporter: an exporter of `opentelemetry.sdk.trace`, which receives each span.
 
     Raises:
