@@ -133,7 +133,7 @@ class Process:
             got=f"exit status {self.exit_code}"
             if ended
             else "no further line appeared, although the process is still running",
-            fix="its standard error has its own messages",
+            fix="read the messages that this process wrote to its standard error",
         )
 
     def ask_to_end(self) -> None:
@@ -148,7 +148,7 @@ class Process:
     def stop(self, patience_s: float = _END_S) -> None:
         """Close the process's input, send SIGTERM, and kill the process if it does not end.
 
-        Its own child processes notice that their input is closed, and end too.
+        The child processes of the stopped process notice that their input is closed, and end too.
         """
         self.close_input()
         if self._process.stdin is not None:

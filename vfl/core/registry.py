@@ -4,8 +4,8 @@ A family of plug-ins (codecs, defenses, models) is a `Registry`. Members are lis
 ``module:Class`` and imported on first use, so listing names does not import torch. Packages outside
 vfl add members by Python entry points. The options of a member are the arguments of its
 constructor; their type annotations determine how text is converted. The constructor itself checks
-conditions that a type cannot express, such as a range, with the `require` functions below. Thus the
-checks also hold for Python code that calls the constructor directly.
+conditions that a type cannot express, such as a range, with the `require` functions below. The
+checks thus also hold for Python code that calls the constructor directly.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class scoped:
     Only one thread at a time can be inside a block, because all threads share the global generator.
     Therefore a block must not wait for another thread.
 
-    It is a class because a training step enters three such blocks, and `contextmanager` would be
-    too slow.
+    `scoped` is a class because a training step enters three such blocks, and `contextmanager` would
+    be too slow.
     """
 
     __slots__ = ("_before", "_before_cuda", "_key")
@@ -168,8 +168,8 @@ class Secret:
     def of_simulation(cls, seed: int, party: str) -> Secret:
         """Derive a secret from a public seed, for one process that runs all parties.
 
-        Such a secret protects no data, because anyone with the seed can compute it. Sessions with
-        real parties never use it.
+        The derived secret protects no data, because anyone with the seed can compute it. Sessions
+        with real parties never use it.
         """
         return cls(hashlib.blake2b(f"{seed}\x1f{party}".encode(), digest_size=32).digest())
 

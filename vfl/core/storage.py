@@ -285,7 +285,7 @@ def prepared(
 ) -> Iterator[None]:
     """Write a temporary file before a block; rename it to the target if the block succeeds.
 
-    Use it to record an action that the block performs: Thus the function detects a full disk before
+    Use it to record an action that the block performs: The function thus detects a full disk before
     the block's action, and the rename after the action needs no disk space.
 
     Raises:
@@ -572,7 +572,7 @@ def _check_unsealed(content: bytes, path: Path) -> None:
                 raise RunFolderError(
                     "this record has no SHA-256, so it may have been changed",
                     where=str(path),
-                    got="a record of an earlier vfl, or a changed one",
+                    got="a record of an earlier version of vfl, or a changed record",
                     fix="train again; to read the metrics, open the file in an editor",
                 )
 
@@ -715,7 +715,7 @@ DUCKDB, SQLITE, ADBC = "duckdb:", "sqlite:///", "adbc+"
 def is_database(source: object) -> bool:
     """Return whether a data source is a database, an object in an object store, or a function.
 
-    Otherwise the source is a file or a folder.
+    For a file, a folder or the name of a data set, the function returns False.
 
     >>> is_database("duckdb:loans.db"), is_database("sqlite:///loans.db"), is_database("loans.csv")
     (True, True, False)

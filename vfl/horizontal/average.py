@@ -77,7 +77,8 @@ class Averager:
     def _absorb_private(self, updates: Sequence[Update], round_number: int) -> None:
         """Change the weights by a noisy mean.
 
-        It is the noisy sum of clipped updates divided by the expected number of clients.
+        The noisy mean is the noisy sum of clipped updates divided by the expected number of
+        clients.
         """
         count = sum(len(one) for one in self.layers.values())
         law = kernel.NoisySum(self.norm, self.plan.multiplier * self.norm, count)
@@ -109,7 +110,7 @@ class Averager:
         ):
             raise PeerFailedError(
                 "a client's update does not fit the network, or is not finite",
-                want="finite changes of layers that the server sent",
+                want="finite weight changes of the layers that the server sent",
                 fix="a smaller learning_rate, if the training diverges",
             )
 

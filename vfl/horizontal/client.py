@@ -317,7 +317,7 @@ def _most_changed(
 ) -> dict[int, Tensor]:
     """Return the layers whose weights changed most, at least one.
 
-    These are the layers with the lowest correlation between new and old weights.
+    The most changed layers are those with the lowest correlation between new and old weights.
     """
 
     def correlation(number: int) -> float:

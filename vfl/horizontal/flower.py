@@ -161,7 +161,7 @@ def layers_in(record: Mapping[str, Any]) -> dict[int, Tensor]:
     found = {}
     for name, array in record.items():
         if not name.isascii() or not name.isdigit():
-            raise ProtocolError("layers of a horizontal training are named by numbers")
+            raise ProtocolError("the layers of a horizontal training must have numbers as names")
         found[int(name)] = _floats(array.data)
     return found
 

@@ -38,7 +38,7 @@ class Rounds(Settings):
 class RoundLedger(Spending[Rounds]):
     """A party's horizontal trainings.
 
-    One epsilon limit covers these trainings together with the party's sessions.
+    One epsilon limit covers horizontal trainings together with the party's sessions.
     """
 
     kind, form = "rounds of a horizontal training", Rounds

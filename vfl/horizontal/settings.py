@@ -45,7 +45,7 @@ class HorizontalSettings(Settings):
         percentile: percentage of gradient or update norms that should stay unclipped.
         clip_norm: clip norm of the rule "fixed", and initial clip norm of the rule "quantile".
         noise: "client" adds noise to a client's upload (named ADP_FL in its paper), "steps" adds
-            noise to each of the client's local steps (DP-SGD). Both "client" and "steps" clip the
+            noise to each of the client's local steps (DP-SGD). "client" and "steps" both clip the
             gradient of each row, and protect a single row from all other parties. "server" clips
             the whole update of a client and adds noise at the server; this protects the client from
             all parties except the server.
@@ -103,7 +103,9 @@ class HorizontalSettings(Settings):
         """Return the reason why privacy settings contradict each other; None if they do not."""
         if self.noise == "none":
             if self.epsilon is not None:
-                return "noise = 'none' guarantees no epsilon; leave epsilon out, or choose a noise"
+                return (
+                    "noise = 'none' guarantees no epsilon: remove epsilon, or choose another noise"
+                )
             return None
         if self.epsilon is None:
             return f"noise = '{self.noise}' needs epsilon, the budget of the whole training"

@@ -107,7 +107,7 @@ def shared_rows(settings: HorizontalSettings) -> SharedRows:
 @lru_cache(maxsize=1)
 def _shared(source: str, rows: int | None, seed: int, clients: int) -> SharedRows:
     data = load_bundled(source, ["all"], "all", Dealing(seed, validation=0.0, limit=rows))["all"]
-    assert data.inputs is not None, "its single party has all columns"
+    assert data.inputs is not None, "the data set's single party has all columns"
     assert data.labels is not None, "and the labels"
     train = torch.from_numpy(data.split.train)
     if len(train) < clients:
@@ -243,7 +243,7 @@ def own_rows(party: PartyFile, settings: HorizontalSettings) -> tuple[Tensor, Te
     own = party.table
     if own.label is None:
         raise DataError(
-            "a client of a horizontal training has labels",
+            "a client of a horizontal training needs labels",
             where="data.label",
             fix="name the label column in [data] of the party's own file",
         )

@@ -118,7 +118,7 @@ def train_project(
     }
     if settings.classes is None:
         raise ConfigError(
-            "the parties' own tables need the same order of classes",
+            "the settings must list the classes of the parties' own tables, in one order",
             where="horizontal.classes",
             fix='-s \'horizontal.classes=["no", "yes"]\'',
         )
@@ -162,7 +162,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
 
         if upstream.TELEMETRY.load().FLWR_TELEMETRY_ENABLED != "0":
             raise UserError(
-                "Flower was loaded with its telemetry on",
+                "Flower was imported while its telemetry was switched on",
                 fix="import vfl.horizontal.study before flwr, or set FLWR_TELEMETRY_ENABLED=0",
             )
         logging.getLogger("flwr").setLevel(logging.ERROR)

@@ -9,13 +9,13 @@ uses.
 attacks.
 
 A number x is shared as D and x - D, where the mask D is normal with E D^2 = L^2 E x^2 (equations
-6-11 and 6-12; L is `SCALE`). Such a share is not uniform, so it discloses something about x. A
-party that receives x - D n times, for the same x and a new mask D each time, can average the n
-messages. The error of this average is L / sqrt(n) times the root mean square of x (equation 6-13,
-with the factor E x^2 that the thesis omits). For a product, both parties open x - U, where the mask
-U is the sum of a mask of each party, so the error is sqrt(2) times as large.
+6-11 and 6-12; L is `SCALE`). A share with such a mask is not uniform, so it discloses something
+about x. A party that receives x - D n times, for the same x and a new mask D each time, can average
+the n messages. The error of this average is L / sqrt(n) times the root mean square of x (equation
+6-13, with the factor E x^2 that the thesis omits). For a product, both parties open x - U, where
+the mask U is the sum of a mask of each party, so the error is sqrt(2) times as large.
 
-The dealer, which makes the masks, does not know how large the values are. It assumes that
+The dealer, which makes the masks, does not know how large the values are. The dealer assumes that
 activations have mean square 1, and that weights have mean square 1 / (number of inputs). A float
 takes 4 bytes in a message, as in Tables 6.1 and 6.2.
 
@@ -32,8 +32,8 @@ To get one entry of a permutation, the user encrypts X^position as a polynomial 
 Vercauteren 2012). This polynomial consists of parts of 1,024 coefficients; all parts but one are
 zero. The owner multiplies each part by a polynomial, the sum over i of this part's entry i times
 X^-i, and adds the products. The constant coefficient of the sum is the wanted entry. The other
-coefficients would disclose other entries, so the owner adds uniform random numbers to them. The
-owner learns nothing about the position.
+coefficients would disclose other entries of the permutation, so the owner adds uniform random
+numbers to these coefficients. The owner learns nothing about the position.
 
 Messages are small: of the two polynomials of a ciphertext, the user sends one, and a seed for the
 other (symmetric encryption). Entries are retrieved as several digits of 5 bits each. The products

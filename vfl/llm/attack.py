@@ -115,11 +115,11 @@ def layer_from_questions(
 ) -> Tensor:
     """Compute the weights of a linear layer from its permuted outputs for many known inputs.
 
-    The attack assigns each observed value to the output whose predicted value has the same rank. It
-    then solves a least-squares problem for the weights, and repeats both steps (shuffled
-    regression, Abid et al. 2017, section 3, with known inputs). The attack starts from the public
-    weights of which the owner's weights are a fine-tuned version; from other weights, it does not
-    converge.
+    The attack assigns each observed value to the output whose predicted value has the same rank.
+    The attack then solves a least-squares problem for the weights, and repeats assignment and
+    solution (shuffled regression, Abid et al. 2017, section 3, with known inputs). The attack
+    starts from the public weights of which the owner's weights are a fine-tuned version; from other
+    weights, it does not converge.
 
     Args:
         inputs: known inputs of the layer, axes (questions, inputs), not permuted.
@@ -214,7 +214,7 @@ def pairs_of(inputs: Tensor) -> Tensor:
 def score_map(layer: DecoderLayer, shape: DecoderShape) -> Tensor:
     """Return the linear map from `pairs_of` (normed word vectors) to scores.
 
-    Its axes are (pairs, heads).
+    The axes of the map are (pairs, heads).
     """
     made = layer.attention_in.weight.double().T.reshape(shape.width, -1, shape.head_width)
     q, k, _ = torch.split(made, [shape.heads, shape.groups, shape.groups], 1)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vfl.models.decoder import Decoder, Encoder
 
 llm = typer.Typer(
-    help="Ask a language model whose owner sees no text, and keeps its weights.",
+    help="Ask a language model whose owner sees no text, while you see no weights.",
     no_args_is_help=True,
 )
 
@@ -72,14 +72,17 @@ def init(
     max_tokens: Annotated[
         int, option("Largest number of tokens of a question and its answer together.")
     ] = 256,
-    mode: Annotated[str, option("fast, or thesis for the protocols as printed.")] = "fast",
+    mode: Annotated[
+        str, option("fast, or thesis for the protocols as the thesis prints them.")
+    ] = "fast",
     integer_bits: IntegerBits = None,
     inner_bits: InnerBits = None,
     protect: Protect = "nothing",
     dealer_counts: Annotated[
         bool,
         option(
-            "Have the dealer take part in every question and count its material as used.",
+            "Let the dealer take part in every question, and count the question's material as"
+            " used.",
             "--dealer-counts/--no-dealer-counts",
         ),
     ] = True,
@@ -128,8 +131,10 @@ def deal(
     folder: Folder,
     prompt_tokens: Annotated[int, option("Tokens of the question.", min=1)] = 16,
     max_tokens: MaxTokens = 16,
-    questions: Annotated[int, option("Number of questions to deal for.", min=1)] = 1,
-    texts: Annotated[int, option("Number of questions asked together each time.", min=1)] = 1,
+    questions: Annotated[int, option("Number of questions for which to deal material.", min=1)] = 1,
+    texts: Annotated[
+        int, option("Number of questions that will be asked together, as one batch.", min=1)
+    ] = 1,
 ) -> None:
     """As the dealer, deal material until interrupted; as the user, request material in advance.
 
@@ -175,13 +180,20 @@ def ask(
     max_tokens: MaxTokens = 16,
     stop: Stop = None,
     temperature: Annotated[
-        float, option("Temperature: below 1 favours likely tokens; 0 takes the likeliest.")
+        float,
+        option(
+            "Temperature of the draws: below 1 favours likely tokens; 0 takes the likeliest token."
+        ),
     ] = 0.0,
-    top_k: Annotated[int, option("Draw among this number of likeliest tokens; 0 means all.")] = 0,
+    top_k: Annotated[
+        int, option("Draw only among this number of likeliest tokens; 0 means all tokens.")
+    ] = 0,
     top_p: Annotated[
-        float, option("Draw among the fewest tokens that have this probability together.")
+        float, option("Draw among the fewest likeliest tokens that together have this probability.")
     ] = 1.0,
-    seed: Annotated[int | None, option("Seed of the draws; by default a fresh one.")] = None,
+    seed: Annotated[
+        int | None, option("Seed of the random draws of tokens; by default a new random seed.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Ask as the user; the answer appears token by token, or as the classes of a classifier.
@@ -239,7 +251,9 @@ def demo(
     folder: Annotated[
         Path | None, option("Folder of the project; by default a new one under runs/.", "--folder")
     ] = None,
-    mode: Annotated[str, option("fast, or thesis for the protocols as printed.")] = "fast",
+    mode: Annotated[
+        str, option("fast, or thesis for the protocols as the thesis prints them.")
+    ] = "fast",
     integer_bits: IntegerBits = None,
     inner_bits: InnerBits = None,
     protect: Protect = "nothing",

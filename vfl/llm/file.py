@@ -70,7 +70,7 @@ class LlmLimits(Settings):
                     where=f"terms.limits.{limit}",
                     got=str(got),
                     want=f"at most {most}",
-                    fix="ask for fewer, or agree with the owner on other terms",
+                    fix="request fewer, or agree with the model owner on other terms",
                 )
 
 
@@ -139,7 +139,7 @@ def _not_computed(got: str, want: str) -> SpecError:
         where="the model's folder",
         got=got,
         want=want,
-        fix="`vfl model show FOLDER` describes a model",
+        fix="run `vfl model show FOLDER` to see the architecture of a model",
     )
 
 

@@ -107,7 +107,7 @@ class MaterialStore(Spending[Used]):
                 span = checked_span(self._left(name), self._material)
             except RunFolderError as damage:
                 self._use(name)  # otherwise every question would try this damaged file first
-                damage.fix = "ask again: the next question uses other material"
+                damage.fix = "ask again: the next question uses other dealt material"
                 raise
             with self._left(name).open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -142,7 +142,7 @@ class MaterialStore(Spending[Used]):
 
     def _gone(self, name: str, got: str) -> ReusedPadError:
         return ReusedPadError(
-            "this material cannot be used for the question",
+            "this dealt material (randomness) cannot be used for the question",
             where=name,
             got=got,
             want="unused material from the dealer",

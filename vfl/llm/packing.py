@@ -1,7 +1,7 @@
 """Ring elements in messages and files: each takes a fixed number of bits, without gaps.
 
-If numba is installed, a compiled loop packs the elements. Otherwise numpy packs groups of eight
-elements, each of which begins at a whole byte, in eight passes over all groups.
+If numba is installed, a compiled loop packs the elements. Without numba, numpy packs groups of
+eight elements, each of which begins at a whole byte, in eight passes over all groups.
 """
 
 from __future__ import annotations

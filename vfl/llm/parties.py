@@ -530,7 +530,7 @@ class Party:
                     where="[terms]",
                     got=got,
                     want=want,
-                    fix="compare the [terms] of both files, which are the same in one project",
+                    fix="compare the [terms] in both parties' files; in one project they are equal",
                 )
 
     def talk(
@@ -633,7 +633,7 @@ class Party:
     def layers(self, setup: str) -> PrivateLayers:
         """Return this party's shares of the weights.
 
-        They are checked once, and mapped from the disk into memory.
+        The shares are checked once, and mapped from the disk into memory.
 
         Raises:
             RunFolderError: a file is missing or damaged.
@@ -711,7 +711,7 @@ class Owner(Party):
         model = load()
         if model.shape != self.shape:
             raise ConfigError(
-                "the model has another shape than the terms state",
+                "the model has another shape (architecture) than the terms state",
                 where=file.model,
                 got=repr(model.shape),
                 want=repr(self.shape),
@@ -1052,7 +1052,9 @@ class User(Party):
             self._take_turn(held, "ask")
             reply = self._ask(prompts, count, pick, on_token)
             if reply is None:
-                self.say("nothing is dealt for a question of this length; dealing for it now")
+                self.say(
+                    "the dealer has made nothing for a question of this length, and does so now"
+                )
                 self.deal(length, count, texts=len(prompts))
                 reply = self._ask(prompts, count, pick, on_token)
         if reply is None:

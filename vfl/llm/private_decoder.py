@@ -67,9 +67,9 @@ _PROBABILITY, _MIXED, _MIXED_WEIGHT = 12, 12, 12
 _MIXED_DROP = _VALUE + _PROBABILITY - _MIXED
 _ATTENTION_RING = _ATTENTION - _VALUE + _MIXED_DROP
 #: Fraction bits in the last layers, which run once per token: of the layers' inputs and of their
-#: weights. A head with the same weights as the embedding uses the same shares as the embedding.
-#: Then the last norm's weights cannot be merged: they are multiplied before the head, and the
-#: head's input is rounded again.
+#: weights. A head with the same weights as the embedding uses the same shares as the embedding. If
+#: the head uses these shares, the last norm's weights cannot be merged: they are multiplied before
+#: the head, and the head's input is rounded again.
 _LAST, _LAST_WEIGHT = 14, 16
 _TIED, _TIED_WEIGHT, _GAIN = 12, 18, 12
 #: Fraction bits of a value that P1 sees before P1 computes a function of it. Word vectors need more
@@ -262,7 +262,7 @@ class PrivateLayers:
     ) -> list[int]:
         """Return each text's next token at P1.
 
-        The other parties use only the number of texts.
+        Parties other than P1 use only the number of texts.
         """
         count, steps = len(texts), len(texts[0])
         tokens = torch.tensor([token for text in texts for token in text])
@@ -360,7 +360,7 @@ class PrivateLayers:
     def _skipped(self, party: Role, name: str, normed: Shared) -> Shared:
         """Return the input of a residual connection in an encoder's layer.
 
-        It is the output of a norm layer, with the norm layer's weights.
+        This input is the output of a norm layer, with the norm layer's weights.
         """
         return party.scale(normed, self.constants[f"{name}_skip"])
 
@@ -733,7 +733,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
     def deal(self, prompt_tokens: int, count: int, questions: int = 1, texts: int = 1) -> None:
         """Run the offline phase.
 
-        This phase makes the material for questions of this length with this many next tokens.
+        The dealer makes the material for questions of this length with this many next tokens.
 
         Args:
             prompt_tokens: number of tokens of a question.

@@ -111,11 +111,11 @@ class Form:
         first_bytes: number of bytes of each element of P1's share that P1 sends first, in thesis
             mode or if the share was not known in advance; the error is one unit of the sent value.
         integer_bits: largest number of bits before the binary point of values between layers. One
-            more bit here makes most elements of most messages of a transformer's layer one bit
+            more integer bit makes most elements of most messages of a transformer's layer one bit
             longer.
         inner_bits: number of bits before the binary point of values inside a layer and of attention
-            scores that are not protected; at most `integer_bits`. Both stay small in models whose
-            values between layers are large.
+            scores that are not protected; at most `integer_bits`. These values inside a layer stay
+            small in models whose values between layers are large.
         fused_tokens: largest number of attended tokens for which fast mode joins the softmax of a
             next token with the product after it. Joining them saves two messages, but the dealer
             then sends the tokens' values once more, permuted. With 0, fast mode never joins them.
@@ -169,7 +169,7 @@ class Form:
         if self.sharing == INSECURE_FLOAT:
             if self.mode != "thesis":
                 raise BadOptionError(
-                    "only the protocols as printed compute on floats",
+                    "only thesis mode computes on floats",
                     where="option 'sharing'",
                     got=f"mode '{self.mode}'",
                     want=f'Form("thesis", sharing="{INSECURE_FLOAT}"), or ring sharing',
@@ -529,12 +529,12 @@ class Role(Engine):
     ) -> Shared:
         """Run SecureMul_G(X, Y) (algorithm 6.2): append X' to X, then return X times Y.
 
-        Both holders learn only the factors minus masks, which are uniformly distributed. In fast
-        mode, P1 knows its shares of X' and Y in advance, and has sent them to P0 under masks. P0
-        then sends its shares of X' and Y under masks, in one message of s bits per element of X'
-        and Y. In thesis mode, both holders open X' - U' and Y - V (the factors minus masks), in two
-        messages of this size each. Offline, P2 sends P1 s bits per element of the product; in fast
-        mode, P1 also sends P0 s bits per element of X' and Y.
+        The holders P0 and P1 learn only the factors minus masks, which are uniformly distributed.
+        In fast mode, P1 knows its shares of X' and Y in advance, and has sent them to P0 under
+        masks. P0 then sends its shares of X' and Y under masks, in one message of s bits per
+        element of X' and Y. In thesis mode, both holders open X' - U' and Y - V (the factors minus
+        masks), in two messages of this size each. Offline, P2 sends P1 s bits per element of the
+        product; in fast mode, P1 also sends P0 s bits per element of X' and Y.
 
         The product in plain torch is ``product(torch.cat(all X', 1), Y)``.
 
@@ -690,7 +690,7 @@ class Role(Engine):
                 where=where,
                 got=f"{results}",
                 want=f"at least {LEAST_PERMUTED}",
-                fix="ask with more rows, or with a wider layer",
+                fix="use more rows per question, or a wider layer",
             )
         share, mine = blank((results,)), self._show(shared, kind, number, shown)
         if self.role == P2:
@@ -724,14 +724,14 @@ class Role(Engine):
         """Run SecureNonlinear on one row per head, then SecureMul_G, with two messages fewer.
 
         Only fast mode uses this method. Let v be the values of attention and p the probabilities
-        that P1 computes. Both holders know m = p - q0 (p under a mask), which P1 has in its own
-        order of heads, and the masked v, which was opened before. The missing term of v p contains
-        u1, P1's mask of v, times p. The dealer therefore shares u1 again as g0 + g1 in P1's order,
-        so that each holder multiplies its share by m locally. P1's part of the result is in two
-        orders of heads, the original one and P1's order. P1 sends both parts under masks together
-        with m; P1's own share of the result is a pad.
+        that P1 computes. P0 and P1 both know m = p - q0 (p under a mask) and the masked v, which
+        was opened before. P1 has m in its own order of heads. The missing term of v p contains u1,
+        P1's mask of v, times p. The dealer therefore shares u1 again as g0 + g1 in P1's order, so
+        that each holder multiplies its share by m locally. P1's part of the result is in two orders
+        of heads, the original one and P1's order. P1 sends both parts under masks together with m;
+        P1's own share of the result is a pad.
 
-        Both holders receive only uniformly distributed numbers, and P1 also learns the permuted
+        P0 and P1 receive only uniformly distributed numbers, and P1 also learns the permuted
         scores. The method sends the messages of `apply`; the last of these has 2 s' additional bits
         per element of the product, with s' from `drop`. Offline, P2 sends P0 s bits for each
         element of v and each head that uses the element.
@@ -978,7 +978,7 @@ class Role(Engine):
     ) -> tuple[Tensor, Tensor]:
         """At the dealer, run SecurePerm of P1's results, and return P1's masks.
 
-        This step uses the inverse permutation.
+        The dealer uses the inverse permutation.
         """
         q0, q1 = self.pad(P1, (2, results), "q", number)
         self._send(P0, number, (q0[_back(order, results)] - q1, ring))
@@ -1037,7 +1037,7 @@ class Role(Engine):
     def _as_sent(self, elements: Tensor) -> Tensor:
         """Return elements rounded as the other party receives them in a message.
 
-        Both parties then continue with equal elements.
+        Sender and receiver of the message then continue with equal elements.
         """
         return elements
 
@@ -1124,7 +1124,7 @@ def _back(order: Tensor, results: int) -> Tensor:
 def _orders_inside(pads: PadStream, rows: int, width: int, number: int) -> Tensor:
     """Return a permutation of the elements of each vector.
 
-    It sorts random keys of 40 bits, for up to 2^24 elements.
+    The function sorts random keys of 40 bits, for up to 2^24 elements.
     """
     keys = pads.elements64(rows * width, "inside", number).reshape(rows, width)
     low = np.uint64((1 << 24) - 1)
@@ -1153,5 +1153,5 @@ def _other_material() -> ReusedPadError:
     return ReusedPadError(
         "the dealt material is for another program",
         want=f"the program that {NAMES[P0]} and {NAMES[P1]} prepared, with the same axes",
-        fix="deal for this question; the rest of the other material is not used again",
+        fix="deal for this question; the rest of the other program's material will never be used",
     )

@@ -124,7 +124,7 @@ class Channel:
                 where=f"operation {wanted}",
                 got=f"{count} bytes",
                 want=f"{size}{more} bytes, from shapes that all parties know",
-                fix="start all parties with one network, mode and batch",
+                fix="start all parties with the same network, mode and batch size",
             )
         return memoryview(frame.payload)
 
@@ -200,13 +200,13 @@ class Channel:
         flat = np.frombuffer(payload[elements:], _INDEX)
         counts, indices = flat[: 2 * len(sizes)].astype(np.int64), flat[2 * len(sizes) :]
         if int(counts.sum()) != len(indices):
-            raise self._bad_lists("counts that do not add up")
+            raise self._bad_lists("numbers of indices that do not add up to the list's length")
         lists = [part.astype(np.int64) for part in np.split(indices, np.cumsum(counts)[:-1])]
         moved = []
         for large, small, size in zip(lists[::2], lists[1::2], sizes, strict=True):
             both = np.concatenate([large, small])
             if len(both) and both.max() >= size:
-                raise self._bad_lists("an index outside its tensor")
+                raise self._bad_lists("an index outside the tensor that it belongs to")
             # Marking the listed elements is ten times as fast as sorting the lists, as `unique`
             # does.
             marked = np.zeros(size, bool)

@@ -7,11 +7,11 @@ an object that runs one party. All parties call the program with tensors of the 
 dealer a share is a placeholder: a shape without content.
 
 A tensor is opened once, under a mask u: all holders learn d = x - u, where x is the secret tensor
-and u a mask. A product of tensors x and y needs their openings e = x - u and f = y - v. It also
-needs a sharing c of u v, which the dealer deals (Beaver 1991). The product is z = c + e (v + f) + u
-f. One holder adds the public f to its share of v. Dealing a sharing takes one message, to the last
-holder; the other holders draw their shares from key streams that they share with the dealer. The
-protocols of this package differ from each other in these points:
+and u a mask. A product of tensors x and y needs their openings e = x - u and f = y - v. The product
+also needs a sharing c of u v, which the dealer deals (Beaver 1991). The product is z = c + e (v +
+f) + u f. One holder adds the public f to its share of v. Dealing a sharing takes one message, to
+the last holder; the other holders draw their shares from key streams that they share with the
+dealer. The protocols of this package differ from each other in these points:
 
     numbers         the ring 2^64, or a prime field where a false share must be detected;
     dealt online    `vfl.mpc.many.members.Member` for 2 to 8 holders; `vfl.mpc.three_party` for 2
@@ -104,7 +104,7 @@ class Peer:
             if not hmac.compare_digest(raw[size:], digest):
                 raise DisagreementError(
                     f"{name_of(peer)} runs another program or has other terms",
-                    want="one network, one set of rules, one session at all parties",
+                    want="the same network, rules and session at all parties",
                     fix="compare the arguments with which the parties were started",
                 )
             if size:
@@ -113,7 +113,7 @@ class Peer:
     def use_key(self, peer: int, secret: bytes, session: str, attempt: int) -> None:
         """Derive the key of the key stream shared with a peer.
 
-        It depends on the pair's secret, the session and the attempt.
+        The stream's key depends on the pair's secret, the session and the attempt.
         """
         first, second = sorted((self.role, peer))
         about = f"vfl.mpc {name_of(first)}-{name_of(second)} {len(session)} {session} {attempt}"
@@ -278,7 +278,7 @@ class Engine(Peer):
     ) -> list[Tensor]:
         """Send this holder's parts to the other holders, and return the sums of all parts.
 
-        This takes one round of messages.
+        Sending the parts takes one round of messages.
         """
         numbers = numbers or self.numbers
         for holder in self.others:

@@ -1,6 +1,6 @@
 """Number systems of shares: integers modulo 2^64 (ring), and modulo the prime 2^61 - 1 (field).
 
-Both number systems store their elements as int64. Ring elements wrap around like int64, so an
+Elements of both number systems are stored as int64. Ring elements wrap around like int64, so an
 operation of the ring is torch's own operation. Field elements are from 0 to p - 1; the field exists
 because in the ring a MAC would miss a change of high bits.
 

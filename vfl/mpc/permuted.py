@@ -1,8 +1,8 @@
 """Functions that P2 evaluates on values in an order that P2 does not know (algorithm 5.2).
 
-This file defines the element-wise functions and their derivatives. It also defines the secret
-permutation, the dummies (false values among the real ones) and the random signs, which the two
-holders draw from their shared key without a message. If P2 only evaluates a function of the values,
+This file defines the element-wise functions and their derivatives. The file also defines the secret
+permutation, the dummies (false values among the real ones) and the random signs. The two holders
+draw these from their shared key without a message. If P2 only evaluates a function of the values,
 holders send only the upper 40 bits of each share; this file packs and unpacks these bits.
 """
 

@@ -122,7 +122,9 @@ def require_integer_bits(
     largest = max(abs(float(end)) for end in ends)
     if not math.isfinite(largest):
         raise NonFiniteError(
-            "a value to share is not finite", where=where, fix="look for NaN and infinity"
+            "a value to share is not finite",
+            where=where,
+            fix="look for NaN and infinity in the values",
         )
     needed = math.frexp(largest)[1]
     if needed > integer_bits:
@@ -306,7 +308,7 @@ def _signed(digits: np.ndarray, bits: int) -> Tensor:
 def _int64_is_slow() -> bool:
     """Measure once per process whether products by limbs are faster than int64 products.
 
-    Both kinds of product give the same result.
+    Products by limbs and int64 products have the same result.
     """
     square = torch.arange(_PROBE * _PROBE).reshape(_PROBE, _PROBE) * 0x1E3779B97F4A7C15 // 3
     return _fastest(limb_matmul, square) < _fastest(torch.matmul, square)

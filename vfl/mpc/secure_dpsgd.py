@@ -59,8 +59,9 @@ Rows = tuple[Tensor, Tensor]
 #: inverse root.
 ROOT_BITS = 30
 #: The polynomial 0.8277 x^2 - 2.046 x + 2.2182 is below 1 / sqrt(x) on [0.5, 1), by 0.01 % to 0.85
-#: % of the value. It is the polynomial of PEA 2022, Protocol 1, without the offset 0.0048 that the
-#: protocol adds. The argument x', scaled to [0.5, 1), has 22 fraction bits, and its square has 44.
+#: % of the value. The polynomial is that of PEA 2022, Protocol 1, without the offset 0.0048 that
+#: the protocol adds. The argument x', scaled to [0.5, 1), has 22 fraction bits, and its square has
+#: 44.
 _NORMAL_BITS, _SQUARE, _LINEAR, _CONSTANT = 22, 0.8277, -2.046, 2.2182
 _POLYNOMIAL_BITS, _POWER_BITS = 26, 24
 #: Largest exponent of the power of two by which the result is multiplied; for arguments below 2^-22
@@ -86,8 +87,8 @@ def inverse_root(
 ) -> SharedTensor:
     """Compute 1 / sqrt(x) of every element; the result is never above the exact value.
 
-    It has 30 fraction bits. "polynomial": the result is at most 1 % below 1 / sqrt(x) for x from
-    2^-10 to 2^20, or from 2^-20 if x has 30 fraction bits; no value is disclosed, and the
+    The result has 30 fraction bits. "polynomial": the result is at most 1 % below 1 / sqrt(x) for x
+    from 2^-10 to 2^20, or from 2^-20 if x has 30 fraction bits; no value is disclosed, and the
     computation takes 14 rounds of messages. "permuted": the result is at most 2^-30 below 1 /
     sqrt(x); the computation takes two messages, and the dealer sees the values of x in an unknown
     order.
@@ -324,7 +325,8 @@ class LocalStart:
         require_choice("choice", self.choice, ("average", "best"))
         if self.choice == "best" and not self.judge_noise and not self.public_rows:
             raise PrivacyError(
-                "the choice of the best model would disclose facts about the rows that score it",
+                "the choice of the best model would disclose facts about the rows on which models"
+                " are scored",
                 want="noise on the scores, or public rows",
                 fix="judge_noise=2, or public_rows and the rows themselves",
             )

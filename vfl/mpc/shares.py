@@ -1,7 +1,7 @@
 """Additive shares: a holder has its share of a tensor, the dealer only the tensor's shape.
 
-This file defines shares; `vfl.mpc.engine` multiplies shared tensors. The file also truncates shares
-between two holders: a division by a power of two, without the rare large error of separate
+The module defines shares; `vfl.mpc.engine` multiplies shared tensors. The file also truncates
+shares between two holders: a division by a power of two, without the rare large error of separate
 divisions.
 
 In a truncation, each holder divides its own share. The result is off by at most one unit, unless

@@ -52,7 +52,7 @@ class PadStream:
     def expand(self, *names: tuple[str | int, ...]) -> None:
         """Derive the keys of purposes now.
 
-        Otherwise the first pad of a purpose derives the purpose's key.
+        Without this call, the first pad of a purpose derives the purpose's key.
 
         Args:
             names: purposes, each without its step.

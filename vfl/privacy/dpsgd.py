@@ -90,7 +90,7 @@ class RowClipper:
                 raise PrivacyError(
                     f"{type(part).__name__} makes a row depend on its batch, so that clipping rows"
                     " bounds nothing",
-                    want="a model that treats each row on its own",
+                    want="a model in which each row's output depends on this row alone",
                     fix="mlp:batch_norm=no, cnn or vit; in a model of your own GroupNorm or"
                     " LayerNorm in its place",
                 )
@@ -157,7 +157,7 @@ class RowClipper:
 
         Returns:
             The sum of clipped gradients, concatenated over all weights, axes (numbers,); and the
-            norms before clipping, axes (groups, rows or units). Both results are float64.
+            norms before clipping, axes (groups, rows or units). The sum and the norms are float64.
         """
         if [one.shape for one in weights] != [one.shape for one in self._weights]:
             raise ValueError("the weights have other shapes than those of the model")
@@ -308,8 +308,7 @@ class PrivateHalf:
             group's clip norm follows this quantile by a noisy count of rows in each step (Andrew et
             al. 2021); None keeps the clip norms constant.
         branches: branches that own the rows; they may be the branches of this party or of another
-            party. With this argument, the clipping of this model also treats each branch as one
-            unit.
+            party. With `branches`, the clipping of this model also treats each branch as one unit.
     """
 
     def __init__(

@@ -261,9 +261,9 @@ class _InPlaceOf(torch.autograd.Function):
 def normal_draws(secret: Secret, count: int, *purpose: str | int) -> Tensor:
     """Draw standard normal numbers from a secret's key stream; float64, axes (count,).
 
-    Both numbers of each Box-Muller pair (1958) are used; each is made from 53 random bits. Near 0,
-    22 further bits refine the number, because otherwise the normal distribution's tail would have
-    gaps; see `vfl.core.seeds.log_unit`.
+    Both numbers that a Box-Muller pair (1958) gives are used; each is made from 53 random bits.
+    Near 0, 22 further bits refine the number, because otherwise the normal distribution's tail
+    would have gaps; see `vfl.core.seeds.log_unit`.
     """
     half = (count + 1) // 2
     words = torch.from_numpy(secret.words(2 * half, *purpose))

@@ -70,9 +70,9 @@ def prove(
     """Refuse a model that mixes the rows of a batch; the test leaves the model unchanged.
 
     If the rules for layers give the true row gradients at every tested batch size, the clipper will
-    use these rules in the training. Otherwise the clipper will use one backward pass per row. The
-    rules fail, for example, for weights that a function also uses outside their layer, or for
-    layers whose axis 0 is the steps of a sequence.
+    use these rules in the training. If the rules fail, the clipper will use one backward pass per
+    row. The rules fail, for example, for weights that a function also uses outside their layer, or
+    for layers whose axis 0 is the steps of a sequence.
 
     Args:
         clipper: clipper of the model's gradients.
@@ -195,7 +195,7 @@ class _Trial:
                 continue
             if all(bool(one.isfinite().all()) for one in found):
                 return rows, others
-        raise ArithmeticError("outputs are not finite, for rows of every kind")
+        raise ArithmeticError("outputs are not finite, whatever kind of synthetic rows is used")
 
     def _outputs(self, rows: Rows, key: int = 0) -> Tensor:
         """Return the model's outputs; calls with the same key draw the same random numbers."""
@@ -257,7 +257,7 @@ class _Trial:
             raise self.refusal(
                 "a layer carries state from one batch to the next, which no noise hides",
                 self._culprit(first, self._passes(rows), everywhere, everywhere),
-                got="other outputs for the same rows and draws, after a pass of other rows",
+                got="the same rows and random draws gave other outputs after a pass of other rows",
                 want="outputs that depend only on rows, weights and torch's own generator",
             )
 
@@ -385,7 +385,7 @@ class _Trial:
             "a row's output depends on the other rows of its batch, so that clipping"
             " does not bound the effect of a row",
             self._culprit(first, second, at, to),
-            got="a row had another output among other rows",
+            got="the same row had another output in a batch of other rows",
             want="an output that depends only on the row and the weights",
         )
 

@@ -70,7 +70,7 @@ class PrivacyStatement:
     def as_dict(self) -> dict[str, Any]:
         """Return the statement as a dictionary for JSON.
 
-        Its entry `text` states the guarantee in words.
+        The dictionary's entry `text` states the guarantee in words.
         """
         return asdict(self) | {"assumes": list(self.assumes), "text": str(self)}
 

@@ -451,7 +451,7 @@ def absolute(a: FP) -> FP:
 def clamp(a: FP, min: Any = None, max: Any = None) -> FP:
     """Clamp to bounds; at a bound the derivative is 1.
 
-    Both bounds are compared in the same rounds of messages.
+    The comparisons with both bounds share their rounds of messages.
     """
     bounds = [(each, low) for each, low in ((min, True), (max, False)) if each is not None]
     apart = [sub(a, each) if low else sub(each, a) for each, low in bounds]

@@ -1,9 +1,9 @@
 """Workers in browser pages: a server delivers a page, which connects to it by a WebSocket.
 
-The page (`page.html`) is a worker: it holds additive shares and computes on them. It exchanges the
-same messages as a share holder in `vfl.mpc.many.members.Member`, and accepts no other requests. The
-server listens only on this machine, because its WebSocket connections have no TLS. The web address
-of each page contains a secret.
+The page (`page.html`) is a worker: it holds additive shares and computes on them. The page
+exchanges the same messages as a share holder in `vfl.mpc.many.members.Member`, and accepts no other
+requests. The server listens only on this machine, because its WebSocket connections have no TLS.
+The web address of each page contains a secret.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Pages:
             from fastapi.responses import HTMLResponse, Response
         except ImportError as error:
             raise MissingPackageError(
-                "pages need a web server",
+                "worker pages need a web server",
                 got=f"no package {error.name}",
                 fix="pip install 'vfl[serve]'",
             ) from None

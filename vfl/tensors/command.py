@@ -18,26 +18,37 @@ def worker(
     ticket: Annotated[Path, argument("File that Pool.write_tickets made.", "TICKET")],
     load: Annotated[
         list[str] | None,
-        option("Table of numbers to offer under a name: .npy or .csv.", "NAME=FILE"),
+        option(
+            "File with a table of numbers (.npy or .csv), and a name under which leaders find it.",
+            "NAME=FILE",
+        ),
     ] = None,
     epsilon: Annotated[
-        float, option("Epsilon of each table that trainings with noise may spend; 0 allows none.")
+        float,
+        option("Epsilon that trainings with noise may spend on each table; 0 allows no training."),
     ] = 0.0,
     delta: Annotated[float, option("Delta of this budget.")] = 1e-5,
     key: Annotated[
-        Path | None, option("File of a lasting key; created if missing.", "FILE")
+        Path | None,
+        option("File with this worker's permanent key; it is created if missing.", "FILE"),
     ] = None,
     store: Annotated[
         Path | None,
-        option("Folder that keeps the spent part of --epsilon when the worker ends.", "FOLDER"),
+        option("Folder in which the worker saves how much of --epsilon is spent.", "FOLDER"),
     ] = None,
     restored: Annotated[
         bool,
-        option("The store was restored from a copy: grant no further epsilon.", "--restored"),
+        option(
+            "The folder of --store was restored from an old copy: grant no further epsilon.",
+            "--restored",
+        ),
     ] = False,
     peer: Annotated[
         list[str] | None,
-        option("Accept only the key with this fingerprint for this worker.", "NAME=FINGERPRINT"),
+        option(
+            "Name of another worker, and fingerprint of the only key that is accepted for it.",
+            "NAME=FINGERPRINT",
+        ),
     ] = None,
 ) -> None:
     """Run a worker of vfl.tensors; it holds tensors, and keeps the tables of `--load` secret.
@@ -73,7 +84,9 @@ def worker(
             if restored:
                 ledger.restored()
         elif epsilon:
-            say("the spent part of --epsilon is lost when this worker ends: --store keeps it")
+            say(
+                "when this worker ends, it forgets how much of --epsilon is spent: --store saves it"
+            )
         here = Worker(paper.name, keys, ledger)
         _load(here, load or [], epsilon, delta)
         say(f"worker {paper.name} connects to {Address(paper.host, paper.port)}")

@@ -110,7 +110,7 @@ class Geometry:
     def images_of(self, windows: Tensor) -> Tensor:
         """Add windows to the images at the windows' positions.
 
-        This map is the transpose of `windows`.
+        Adding windows in this way is the transpose of `windows`.
         """
         front, (rows, channels, high, wide) = windows.shape[:-3], self.images
         down, right = self.padding

@@ -151,7 +151,7 @@ class FixedPrecisionTensor(ChainTensor):
     def backward(self) -> None:  # type: ignore[override]
         """Compute the gradients of this scalar.
 
-        They are added to the leaf tensors on which the scalar depends.
+        The gradients are added to the leaf tensors on which the scalar depends.
         """
         if self.numel() != 1:
             raise UserError("backward needs a single value", got=axes(self._shape), want="one")

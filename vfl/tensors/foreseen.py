@@ -64,7 +64,7 @@ def foreseen(
         named = tuple((key, _frozen(value)) for key, value in sorted(kwargs.items()))
         return _foreseen(call, _frozen(tuple(args)), named, torch.is_grad_enabled())
     except Exception:  # torch raises various kinds of errors if values are missing
-        raise ValueError("the form of this result depends on values") from None
+        raise ValueError("the shape of this result depends on values") from None
 
 
 def lost(form: Form, operands: Sequence[Tensor]) -> Tensor:

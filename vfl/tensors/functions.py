@@ -149,7 +149,7 @@ class Octave:
     def curve(self, name: str, bits: int = _INNER_BITS) -> FP:
         """Return a function of x' (the function's `name`), with an error of at most 3e-6.
 
-        It takes six rounds of messages.
+        The function takes six rounds of messages.
         """
         return polynomial(self.t, coefficients(name, 7, 0.5, 1.0)).divided(bits)
 
@@ -235,7 +235,7 @@ def div(a: Any, b: Any) -> FP:
 def reciprocal(a: FP) -> FP:
     """Return 1 / a, for a from 2^-precision to 2^16 in magnitude.
 
-    It takes 18 rounds of messages. For 0 the result is 0.
+    The reciprocal takes 18 rounds of messages. For 0 the result is 0.
     """
     with torch.no_grad():
         divisor = octave(a, signed=True)
@@ -246,8 +246,8 @@ def reciprocal(a: FP) -> FP:
 def sqrt(a: FP) -> FP:
     """Return the square root, for a from 2^-precision to 2^16.
 
-    It takes 17 rounds of messages. For 0 the result is 0. If the tensor has more fraction bits than
-    a product has, the smallest valid argument is 2^(8 - bits).
+    The square root takes 17 rounds of messages. For 0 the result is 0. If the tensor has more
+    fraction bits than a product has, the smallest valid argument is 2^(8 - bits).
     """
     with torch.no_grad():
         fine = a.bits > 2 * a.precision
@@ -259,7 +259,7 @@ def sqrt(a: FP) -> FP:
 def rsqrt(a: FP) -> FP:
     """Return 1 / sqrt(a), for a from 2^-precision to 2^16.
 
-    It takes 17 rounds of messages. For 0 the result is 0.
+    The function takes 17 rounds of messages. For 0 the result is 0.
     """
     with torch.no_grad():
         found = _root(octave(a), "rsqrt", -0.5, a)

@@ -3,7 +3,8 @@
 Every worker has an X25519 key for as long as its process runs; the leader forwards the public keys
 to the other workers. A worker may also have an Ed25519 key in a file; with this key it signs its
 X25519 key. The owners of other workers can receive the fingerprint of the Ed25519 key directly, not
-through the leader. Their workers then accept only X25519 keys that this Ed25519 key has signed.
+through the leader. Workers whose owners have this fingerprint then accept only X25519 keys that
+this Ed25519 key has signed.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class WorkerKeys:
             "this key belongs to no worker with a known fingerprint",
             where=self._name,
             want=", ".join(sorted(self._known)),
-            fix="start every worker with --key, and with a --peer of every other",
+            fix="start every worker with --key, and with --peer for every other worker",
         )
 
     def _is_of(self, name: str, key: bytes) -> bool:
@@ -182,7 +183,7 @@ def signing_key(path: Path) -> Ed25519PrivateKey:
         raise UserError(
             "this is not a worker's key",
             where=str(path),
-            fix="name a file that does not exist yet; it is created",
+            fix="give the path of a new file, which is then created",
         ) from None
 
 
@@ -205,6 +206,7 @@ def _digits(text: str, name: str) -> str:
     if len(found) != _FINGERPRINT_DIGITS or not set(found) <= set("0123456789abcdef"):
         raise UserError(
             f"this is not a fingerprint of {name}",
-            want="eight groups of four digits, as its worker prints them",
+            want="eight groups of four digits, in the form in which a worker prints its"
+            " fingerprint",
         )
     return found

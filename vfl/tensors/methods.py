@@ -61,7 +61,8 @@ class Unshared:
             raise UserError(
                 "the tensor and the holders must all be in this process, or all in others",
                 got=repr(self.pointer),
-                fix="choose holders of the tensor's kind, or get() it first if you may",
+                fix="choose holders in the same place as the tensor, or call get() first if you"
+                " may see the values",
             )
         result = FixedPrecisionTensor(
             session.split_at(self.pointer, self.bits), self.bits, self.bits

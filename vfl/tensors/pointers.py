@@ -72,7 +72,7 @@ class Ref:
 class Mask:
     """A random mask from a dealer, for another worker.
 
-    That worker subtracts the mask from its values before it sends them.
+    The other worker subtracts the mask from its values before it sends the values.
 
     Attributes:
         elements: elements of the prime field.

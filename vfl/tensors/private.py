@@ -73,7 +73,7 @@ def described(module: nn.Module) -> list[Any]:
         name = next((name for name, (kind, _) in _LAYERS.items() if type(layer) is kind), None)
         if name is None or getattr(layer, "groups", 1) != 1:
             raise UserError(
-                "a worker does not know this layer",
+                "a worker cannot build a layer of this class",
                 got=type(layer).__name__,
                 want=f"nn.Sequential of {', '.join(_LAYERS)}",
             )
@@ -200,7 +200,10 @@ def promise_of(budget: Budget) -> PrivacyStatement:
         relation="add or remove",
         adversary="partner",
         accountant="rdp",
-        assumes=("each worker keeps its secret", "the aggregator discloses the votes to no one"),
+        assumes=(
+            "each worker keeps the secret of its noise",
+            "the aggregator discloses the votes to no one",
+        ),
     )
 
 
@@ -349,7 +352,8 @@ def _budget(worker: Any, number: int, held: Held) -> Budget:
         raise ConsentError(
             "this table was changed after its owner granted training with noise",
             where=f"a tensor {axes(held.value.shape)} at {worker.name}",
-            fix="its owner loads and grants the table again; change a copy: tensor.clone()",
+            fix="the table's owner must load and grant it again; to change values, use"
+            " tensor.clone()",
         )
     found: Budget = budget
     return found
@@ -444,7 +448,10 @@ class PrivateTraining:
             relation="add or remove",
             adversary="partner",
             accountant="rdp",
-            assumes=("each worker keeps its secret", "a record is at one worker"),
+            assumes=(
+                "each worker keeps the secret of its noise",
+                "each record is at only one worker",
+            ),
         )
 
 
@@ -558,7 +565,7 @@ def pate(
     labels = aggregator.tally(numbers, threshold)
     statement = PrivacyStatement(
         protects="records",
-        against="an observer of the labels and the student",
+        against="an observer of the labels, and of any model that is trained on them",
         epsilon=epsilon_of(GaussianSteps(sigma / math.sqrt(2), len(rows)), delta),
         delta=delta,
         unit="record",
@@ -567,7 +574,7 @@ def pate(
         adversary="partner",
         accountant="exact",
         assumes=(
-            "a record is in one teacher's data",
+            "each record is in the training data of only one teacher",
             "the aggregator discloses the votes to no one",
         ),
     )

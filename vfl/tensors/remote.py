@@ -4,9 +4,9 @@ The leader (the process that sends requests) listens on a port, and each worker 
 ticket. Leader and workers use the frames, the handshake and the TLS of `vfl.transport`. A request
 consists of a name in `requests.REQUESTS` and plain data (see `wire`); the answer is data, or an
 error record with the error's class. Messages between two workers in a computation on shares pass
-through the leader. These messages are encrypted with keys that the two workers agree on, so the
-leader cannot read them. The leader also forwards the workers' public keys. Workers that know the
-fingerprints of each other's keys detect false public keys.
+through the leader. Messages that pass through the leader are encrypted with keys that the two
+workers agree on, so the leader cannot read them. The leader also forwards the workers' public keys.
+Workers that know the fingerprints of each other's keys detect false public keys.
 """
 
 from __future__ import annotations
@@ -376,7 +376,7 @@ class RemoteWorker:
     def forget(self, numbers: Sequence[int]) -> None:
         """Delete these tensors at the worker together with the next request to it.
 
-        This method is safe at any time.
+        The method is safe at any time.
         """
         self._forgotten.extend(numbers)
 

@@ -1,9 +1,9 @@
 """Representations of fixed-precision values: local ring elements, or shares at workers.
 
-Both representations consist of integers of a ring or of a prime field. The protocols on shares are
-those of `vfl.mpc.engine`, for many parties or with MACs: products with a dealer's Beaver triples,
-exact divisions by powers of 2, and signs. Each holder has one share; the leader, which sends the
-requests, receives no share.
+In both representations, values are integers of a ring or of a prime field. The protocols on shares
+are those of `vfl.mpc.engine`, for many parties or with MACs: products with a dealer's Beaver
+triples, exact divisions by powers of 2, and signs. Each holder has one share; the leader, which
+sends the requests, receives no share.
 
 each worker executes it by `perform`. If all workers are in this process and use no MACs, one
 `Lockstep` object computes for all of them.
@@ -234,7 +234,7 @@ def _input(member: BeaverEngine, mask: Any, masked: Any) -> Found:
     if member.deals:
         return Found(member.plus(_as_share(mask), blank(masked.share.shape)))
     if not (isinstance(mask, MaskShare) and isinstance(masked, Masked)):
-        raise UserError("these values are not a mask and values that it hides")
+        raise UserError("the two arguments are not a mask and the values that it hides")
     if not hmac.compare_digest(mask.token, masked.token):
         raise AuthenticationError("another mask hides these values")
     shared = member.plus(mask.shared, FIELD.lift(masked.elements))
@@ -283,7 +283,7 @@ def elements_of(
         require_range("bits", bits, 0, ELEMENT_BITS // 2 - 2)
         largest = 2.0**room * (1 - torch.finfo(torch.float64).eps)
         values = values.detach().double().nan_to_num().clamp(-largest, largest)
-    return encode(values, bits, "a tensor", room, "scale the columns, or take fewer bits")
+    return encode(values, bits, "a tensor", room, "scale the columns, or use fewer fraction bits")
 
 
 def split(elements: Tensor, holders: int) -> list[Tensor]:
@@ -332,8 +332,8 @@ class Ring(Link, ABC):
     def leading(self, low: int, high: int) -> Any:
         """Return the position of each magnitude's leading one, from `low` to `high`, and the sign.
 
-        The result has the axes (positions + 1, *axes of the elements). Its entry at the position of
-        the leading one is 1; its last entry is 1 for elements below 0.
+        The result has the axes (positions + 1, *axes of the elements). The entry at the position of
+        the leading one is 1; the last entry is 1 for elements below 0.
         """
 
     @abstractmethod
@@ -526,7 +526,7 @@ class Session(ABC):
                 raise UserError(
                     "two tensors are shared among different workers",
                     got=f"{operands[0]!r} and {other!r}",
-                    fix="share both among the same holders, with one dealer",
+                    fix="share both tensors among the same holders, with the same dealer",
                 )
 
     @abstractmethod
@@ -552,7 +552,7 @@ class Session(ABC):
     def __len__(self) -> int:
         """Return the number of tensors of each worker that are in this session.
 
-        It is 0 if the workers store the tensors themselves.
+        The number is 0 if the workers store the tensors themselves.
         """
         return 0
 

@@ -83,7 +83,7 @@ def packed(message: Any, ref: Callable[[Any], int | None] = lambda value: None) 
             kind = str(value.dtype).removeprefix("torch.")
             return {"tensor": [kind, list(value.shape), bool(value.requires_grad)]}
         raise UserError(
-            "this cannot be sent to a worker",
+            "a value of this kind cannot be sent to a worker",
             got=type(value).__name__,
             want="tensors of floats, whole numbers or booleans, numbers, texts and slices",
             fix="send a tensor first: tensor.send(worker)",

@@ -307,10 +307,11 @@ class Worker:
         except UNFIT:  # the text of torch's own error may contain values
             if form is None:
                 raise UserError(
-                    "torch cannot do this with these operands",
+                    "torch cannot compute this operation on these operands",
                     where=f"{name} at {self.name}",
                     got=", ".join(axes(each.value.shape) for each in used),
-                    want="operands that fit; a result whose axes depend on no secret value",
+                    want="operands that fit each other, and a result whose axes depend on no"
+                    " secret value",
                     fix="compare the shapes and types of the operands",
                 ) from None
             result = None
@@ -390,8 +391,8 @@ class Worker:
                 "torch cannot compute gradients of this tensor",
                 where=self.name,
                 got=axes(loss.value.shape),
-                want="a scalar of tensors whose gradients are wanted",
-                fix="call requires_grad_() on the learned tensors, and backward() on a sum or mean",
+                want="a scalar that depends on tensors with requires_grad",
+                fix="call requires_grad_() on the trained tensors, and backward() on a sum or mean",
             ) from None
 
     @asked
@@ -451,9 +452,8 @@ class Worker:
         readers = None if held.rule.readers is None else sorted(held.rule.readers)
         content: dict[str, Any] = {"readers": readers}
         if isinstance(held.value, Mask):
-            if (
-                number in self._handed_out
-            ):  # two values hidden by the same mask would disclose their difference
+            # Two values hidden by the same mask would disclose their difference.
+            if number in self._handed_out:
                 raise ConsentError("a mask can be sent only once", where=self.name)
             self._handed_out.add(number)
             content |= {"value": held.value.elements, "mask": list(held.value.tokens)}
@@ -612,7 +612,7 @@ class Worker:
         if len({each.shape for each in votes}) != 1 or not all(
             isinstance(each, Votes) for each in votes
         ):
-            raise UserError("these votes are not about the same rows", where=self.name)
+            raise UserError("the teachers' votes are about different rows", where=self.name)
         for each in held:
             require_reader(each.rule, self.name, self.name, each.value.shape)
         names = {each.name for each in votes}

@@ -211,10 +211,10 @@ class AuthenticatedMember(BeaverEngine):
 
         As in `divide`, the holders open c = x + 2^59 + r, where x is the value and r a dealt mask.
         Let c' and r' be c and r modulo 2^59, and let w be 1 if the sum wrapped around p, else 0.
-        Then y = (x + 2^59) mod 2^59 is c' - r' - w, plus 2^59 where c' < r' + w; y gives the sign
-        of x. The test c' < r' + w compares a public number with dealt bits (Damgard, Geisler and
-        Kroigaard 2007): the holders compute 61 numbers, of which exactly one is 0 if the inequality
-        holds, and none is 0 otherwise.
+        The number y = (x + 2^59) mod 2^59 is then c' - r' - w, plus 2^59 where c' < r' + w; y gives
+        the sign of x. The test c' < r' + w compares a public number with dealt bits (Damgard,
+        Geisler and Kroigaard 2007): the holders compute 61 numbers, of which exactly one is 0 if
+        the inequality holds, and none is 0 otherwise.
         """
         shape, places = shared.shape[1:], _OFFSET_BIT
 

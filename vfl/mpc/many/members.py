@@ -81,7 +81,7 @@ class BitEngine(BeaverEngine):
     def highest_bit(self, words: Tensor) -> Tensor:
         """Keep only the highest bit that is 1 in each word.
 
-        This takes 24 n bytes and three rounds of messages.
+        The operation takes 24 n bytes and three rounds of messages.
         """
         empty = self._flipped(words, -1)
         for stride in _STRIDES:
@@ -121,9 +121,9 @@ class BitEngine(BeaverEngine):
     def leading(self, shared: SharedTensor, places: Sequence[int]) -> SharedTensor:
         """Return the position of the highest 1 bit of each magnitude, and the sign, as integers.
 
-        The operation discloses nothing about the values. It takes 88 n bytes and eight rounds of
-        messages. For a negative element, the position is that of the complement, which is the
-        magnitude minus one.
+        The operation discloses nothing about the values. The operation takes 88 n bytes and eight
+        rounds of messages. For a negative element, the position is that of the complement, which is
+        the magnitude minus one.
 
         Returns:
             axes (positions + 1, *element axes): an entry is 1 at the highest bit's position, if
@@ -192,10 +192,10 @@ class BitEngine(BeaverEngine):
     ) -> Sequence[Tensor]:
         """Multiply bits of words, shifted if the factors say so.
 
-        This takes one round of messages and 8 bytes per word. For factors opened under masks, the
-        product is a sum over subsets: each term is the dealt product of a subset's masks, times the
-        openings of the other factors (Beaver 1991 has two factors). A shift up fills the free bits
-        with zeros, and a shift down fills them with ones.
+        The products take one round of messages and 8 bytes per word. For factors opened under
+        masks, the product is a sum over subsets: each term is the dealt product of a subset's
+        masks, times the openings of the other factors (Beaver 1991 has two factors). A shift up
+        fills the free bits with zeros, and a shift down fills them with ones.
 
         Args:
             words: shared words.
@@ -391,8 +391,8 @@ class Member(BitEngine):
     ) -> SharedTensor:
         """Let the dealer apply a function exactly to every element.
 
-        This takes 8 n bytes and two messages. The dealer sees the values in a secretly permuted
-        order, so it learns the set of values, but not the position of any value.
+        The evaluation takes 8 n bytes and two messages. The dealer sees the values in a secretly
+        permuted order, so it learns the set of values, but not the position of any value.
 
         Raises:
             WidthError: there are too few values for a permutation to hide the positions of the
@@ -407,7 +407,8 @@ class Member(BitEngine):
                 where=where,
                 got=f"{count}",
                 want=f"at least {LEAST_PERMUTED}",
-                fix="use larger batches, or the form that shows the dealer no values",
+                fix="use larger batches, or the form 'polynomial', which shows the dealer no"
+                " values",
             )
         if self.deals:
             seen = torch.zeros(count, dtype=torch.int64)
@@ -482,7 +483,7 @@ class Lockstep(BitEngine):
     def _division(self, shift: int, shape: Sequence[int]) -> list[Tensor]:
         """Return shares of a mask, and of two numbers that are derived from it.
 
-        These are its highest bit minus its lower bits, and twice its highest bit.
+        The two numbers are the highest bit minus the lower bits, and twice the highest bit.
         """
         count = math.prod(shape[1:])
         block, taken = self._divisions.get(shift, ((), _BLOCK))

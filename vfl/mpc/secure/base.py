@@ -56,7 +56,7 @@ class KeyedMode(SecureMode):
     ) -> Agreement:
         """Return a party's keys for the key agreement.
 
-        These are its identity key and the keys of other parties that it has pinned.
+        The keys are its identity key, and the keys of other parties that it has pinned.
 
         Raises:
             MissingDataError, DataError: a file is missing or has other content than expected.
@@ -107,7 +107,8 @@ class SummingMode(KeyedMode):
         _check_codec(agreed.codec)
         if _reads_cuts(defenses.make(agreed.defense)):
             raise ExposedCutError(
-                "this defense needs a loss of each party's cut, which the label party may not see",
+                "this defense needs a loss of each party's cut, but the label party must not see"
+                " any cut",
                 got=f"defense = '{agreed.defense}'",
                 want="a defense of inputs, of a party's own cut, of gradients, labels or models",
             )
@@ -269,7 +270,7 @@ def _check_codec(spec: str) -> None:
 def check_training(train: TrainSettings) -> None:
     """Allow only weight updates that are linear in the gradient.
 
-    Their factors must be public, and they must not divide.
+    The factors in an update must be public, and an update must not divide.
 
     Raises:
         ExposedCutError: a setting needs an update that is not linear in the gradient.
@@ -277,9 +278,9 @@ def check_training(train: TrainSettings) -> None:
     wanted = {"optimizer": "sgd", "momentum": 0, "weight_decay": 0, "schedule": "none"}
     wanted |= {"in_flight": 1, "warmup_steps": 0, "clip_norm": 0}
     reasons = {
-        "optimizer": "its steps are not linear in the gradient, which no party may see",
-        "momentum": "every step would have to truncate shared numbers",
-        "weight_decay": "every step would have to truncate shared numbers",
+        "optimizer": "the optimiser's steps are not linear in the gradient, which no party may see",
+        "momentum": "every training step would have to truncate shared numbers",
+        "weight_decay": "every training step would have to truncate shared numbers",
         "schedule": "the protocol has one constant learning rate",
         "warmup_steps": "the protocol has one constant learning rate",
         "clip_norm": "the norm of a gradient would be disclosed",
@@ -304,7 +305,7 @@ def refuse_work_on_cuts(agreed: Agreed, of_labels: bool = False) -> None:
     Raises:
         ExposedCutError: a setting needs access to a single party's cut.
     """
-    reason = "no party has a cut here that it could work on"
+    reason = "in this mode, no party has a cut in plaintext that it could change"
     idle = [] if agreed.codec == "none" else ["codec"]
     if agreed.defense != "none" and (
         not of_labels or uses(defenses.make(agreed.defense), *_BESIDE_LABELS)

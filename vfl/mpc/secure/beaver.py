@@ -1,7 +1,7 @@
 """``secure = "beaver"``: for each feature party, two parties share its first layer's weights.
 
-Every first layer has three roles. Its owner has the inputs and one share of the weights, its
-partner has the other share, and the dealer deals correlated randomness
+Every first layer has three roles. The owner of a layer has the inputs and one share of the weights,
+the partner has the other share, and the dealer deals correlated randomness
 (`vfl.mpc.secure.shared_layer`). The label party learns only the sum of all first layers' outputs,
 and continues with it in plaintext.
 
@@ -38,9 +38,10 @@ S:
    whose partner it is. The frame has the kind OPENING, or in evaluations QUERY_OPENING.
 2. The label party sends each party the sealed E and D that are meant for it, and U V - T of the
    layer whose partner the party is.
-3. Each party computes X (A + D) + T for its own layer. To this it adds E V + (U V - T) of the layer
-   whose partner it is, and its masks of all pairs of parties. It sends the result as a frame of
-   kind CUT or QUERY. The sum of these results over the parties is the sum of all layers' outputs.
+3. Each party computes X (A + D) + T for its own layer. The party adds E V + (U V - T) of the layer
+   whose partner it is, and its masks of all pairs of parties. The party sends the result as a frame
+   of kind CUT or QUERY. The sum of these results over the parties is the sum of all layers'
+   outputs.
 4. In a training, the label party then sends each party a GRAD frame. The frame contains G - R for
    the party's own layer, and U^T R - C for the layer whose partner the party is. G is the gradient
    of the outputs.
@@ -558,7 +559,7 @@ class ShareHolder:
         own, other = state.get("own"), state.get("other")
         if own is None or own.shape != self._own.shape:
             raise RunFolderError(
-                "these are no shares of this party's first layer",
+                "these tensors are no shares of this party's first layer",
                 got="none" if own is None else f"{len(own)} columns",
                 want=f"{len(self._own)} columns, as secure = 'beaver' keeps them",
             )
@@ -655,7 +656,7 @@ class SharedGradient(Uncompressed):
         if (share := state.get("share")) is None:
             raise RunFolderError(
                 f"the label party has no share of the first layer of party '{self._party}'",
-                want="weights that were trained with a third party that deals",
+                want="weights of a training in which a third party dealt",
             )
         self.held.share = share.clone()
 
@@ -865,7 +866,7 @@ class PartnerSum(LayerSum):
     ) -> dict[str, Tensor]:
         """Receive the dealer's products for all layers.
 
-        They are U V - T, or U^T R - C in a GRAD frame.
+        The dealer sends U V - T for each layer, or U^T R - C in a GRAD frame.
 
         Raises:
             ProtocolError, TruncatedFrameError: the dealer sent an unexpected message.
@@ -948,7 +949,9 @@ class DealerEnd:
         parts = split_payload(named, [COLUMNS_BYTES] * len(self._owners), "columns of the layers")
         drawn, self._keys = self._keys, ()
         if len(drawn) != len(parts):
-            raise ProtocolError("the columns were announced twice", fix="begin a new attempt")
+            raise ProtocolError(
+                "the label party announced the numbers of columns twice", fix="begin a new attempt"
+            )
         self._dealers, dealers = [], []
         for (name, width), key, part in zip(self._owners.items(), drawn, parts, strict=True):
             columns = read_columns(part, width, _LABEL_PARTY)
@@ -1046,7 +1049,7 @@ def _require_linear(bottom: nn.Module, party: str, columns: int, width: int) -> 
     The weights of the model are ignored.
     """
     layers = [part for part in bottom.modules() if not isinstance(part, nn.Sequential | nn.Flatten)]
-    want = "bottom = 'mlp:hidden=none', and depth in the top"
+    want = "bottom = 'mlp:hidden=none', with all hidden layers in the top model"
     if len(layers) != 1 or not isinstance(layer := layers[0], nn.Linear):
         raise ExposedCutError(
             f"the bottom of party '{party}' is more than one linear layer, which cannot be shared",

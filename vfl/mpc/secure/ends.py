@@ -96,7 +96,7 @@ def require_frame(size_bytes: int, content: str) -> None:
             f"{content} do not fit into a frame",
             got=f"{size_bytes} bytes",
             want=f"at most {LIMIT_BYTES} bytes",
-            fix="fewer rows or columns",
+            fix="use fewer rows or columns",
         )
 
 

@@ -138,7 +138,9 @@ class Agreement:
         """
         own, self._own = self._own, None
         if own is None:
-            raise ProtocolError("the offers were read twice", fix="begin a new attempt")
+            raise ProtocolError(
+                "the parties' key offers were read twice", fix="begin a new attempt"
+            )
         keys = {}
         parties, what = self.binding.parties, "the offers of keys have the wrong length"
         parts = split_payload(offers, [OFFER_BYTES] * len(parties), None, what)
@@ -223,6 +225,6 @@ def _not_sealed(sender: str, size: int, about: bytes) -> AuthenticationError:
         f"a relayed message differs from the message that party '{sender}' sealed for this place",
         where=about.decode(),
         got=f"{size} bytes",
-        want="its next message, unchanged",
+        want="the next message of that party, unchanged",
         fix="an attacker in between changes, repeats or drops the parties' messages",
     )

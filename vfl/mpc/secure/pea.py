@@ -359,7 +359,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         return {} if self._model is None else {_MODEL: self._model}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        raise AssertionError("only the last weights can be kept, because no epoch is validated")
+        raise AssertionError("only the final weights can be stored, because no epoch is validated")
 
     def training_state(self) -> dict[str, Any]:
         assert self._share is not None, "a training has begun"
@@ -415,10 +415,10 @@ class PeaEnd(NetworkEnd[Facts, Member]):
     def sizes_of(self, facts: Facts) -> PeaLayers:
         own = self._own
         if len(facts.holders) != len(self._holders):
-            raise ProtocolError("the label party describes other parties than the terms have")
+            raise ProtocolError("the label party's description names other parties than the terms")
         if own is not None and facts.holders[self._role] != own:
             raise DisagreementError(
-                "the label party describes other rows than this party has",
+                "the label party's description states other rows than this party has",
                 got=f"{facts.holders[self._role].rows} rows",
                 want=f"{own.rows} rows",
             )
@@ -586,7 +586,8 @@ class PeaEnd(NetworkEnd[Facts, Member]):
             raise DataError(
                 f"party '{self.party}' has classes that the label party lacks",
                 got=f"{unknown} of {len(self._rows.names)} classes unknown",
-                fix="rows of every class at the label party, spelled the same everywhere",
+                fix="give the label party rows of every class, with classes spelled the same at"
+                " all parties",
             )
         places = torch.tensor([known[name] for name in self._rows.names], dtype=torch.int64)
         return places[labels]

@@ -63,7 +63,7 @@ from vfl.session.secure_mode import (
 from vfl.session.terms import Terms
 
 #: Number of ring elements that a holder stores for each input, for each weight, and for each value
-#: of the layers in one step. These numbers were measured: they are half of the resident memory, in
+#: of the layers in one step. These factors were measured: they are half of the resident memory, in
 #: ring elements, of a process that runs all three parties, in both modes.
 _ROW_COPIES, _WEIGHT_COPIES, _EXCHANGE_COPIES = 8, 24, 16
 _COLUMNS_BYTES = 4
@@ -108,7 +108,7 @@ class Facts(Settings):
         """
         if own is not None and (self.columns[role], self.rows) != (own[0], dict(own[1])):
             raise DisagreementError(
-                "the label party describes other rows than this party has",
+                "the label party's description states other rows than this party has",
                 got=f"{self.columns[role]} columns, rows {_told_counts(self.rows)}",
                 want=f"{own[0]} columns, rows {_told_counts(own[1])}",
                 fix="keep only the ids all parties share, with one split at all of them",
@@ -117,7 +117,7 @@ class Facts(Settings):
         fit = all(one.inputs == width for one, width in zip(self.layers, widths, strict=False))
         if not fit or not {one.function for one in self.layers} <= {"", *FUNCTIONS}:
             raise ProtocolError(
-                "the label party describes layers that form no network over these columns",
+                "the label party's description has layers that form no network for these columns",
                 got=", ".join(f"{one.inputs}-{one.outputs}" for one in self.layers),
                 want=f"layers that follow one another from {widths[0]} columns, with a function of "
                 + ", ".join(sorted(FUNCTIONS)),
@@ -210,10 +210,11 @@ class Permuted(NetworkMode):
         refuse_work_on_cuts(agreed)
         if agreed.validation and not self._validate:
             raise ExposedCutError(
-                "every epoch's outputs would be one more equation for the validation rows' columns",
+                "the outputs of every epoch would be one more equation for the columns of"
+                " validation rows",
                 got=f"data.validation = {agreed.validation}",
                 want="data.validation = 0",
-                fix="secure = 'permuted:validate=True' where the label party may have them",
+                fix="secure = 'permuted:validate=True', if the label party may see these outputs",
             )
 
     def promise(self, agreed: Agreed) -> str:
@@ -376,7 +377,7 @@ class PermutedEnd(NetworkEnd[Facts, Party]):
         asked = self._terms.parties[self.party].width
         if self._terms.merge == "concat" and asked != columns:
             raise WidthError(
-                "without bottoms, the width of a cut is the number of columns",
+                "without bottom models, the width of a party's cut is its number of columns",
                 where=f"parties.{self.party}.width",
                 got=str(asked),
                 want=str(columns),
@@ -452,7 +453,7 @@ def _check_bottoms(merge: str, parties: Mapping[str, AskedParty]) -> None:
         return
     bottoms = ", ".join(f"'{asked.bottom}'" for asked in parties.values())
     raise ExposedCutError(
-        "no party trains its own bottom if all weights are shared",
+        "no party can train its own bottom model if all weights are shared",
         got=f"merge = '{merge}', bottom = {bottoms}",
         want=_SPELLINGS,
     )
@@ -461,7 +462,7 @@ def _check_bottoms(merge: str, parties: Mapping[str, AskedParty]) -> None:
 def _told_columns(terms: Terms, holder: str, raw: bytes) -> int:
     """Parse the number of columns that a holder announces.
 
-    This happens before any network for these columns is built.
+    The number is parsed before any network for these columns is built.
 
     Raises:
         ProtocolError: the number differs from the agreed number, or one row of so many columns does

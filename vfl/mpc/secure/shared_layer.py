@@ -19,8 +19,8 @@ the mask V of the textbook protocol, and the value to be opened would be zero; E
 for the outputs. If the partner knows the gradient, the partner sends G - R, and the dealer sends
 only two products.
 
-Both products (outputs and update) are one-way products (`vfl.mpc.engine.one_way_product`), and they
-use the same opening of X.
+The products for outputs and for the update are one-way products (`vfl.mpc.engine.one_way_product`)
+with the same opening of X.
 
 All numbers are in the ring 2^64. Weights have as many fraction bits as a product of inputs and
 gradients. So no value is ever truncated: an update is exact, and no share can wrap around.
@@ -109,7 +109,7 @@ def first_weights(columns: int, width: int, secret: Secret, *purpose: str) -> Te
 def check_outputs(outputs: Tensor, step: int) -> None:
     """Refuse outputs near the limit of the ring.
 
-    Otherwise a later training step might exceed the limit.
+    Without this check, a later training step might exceed the limit.
 
     Raises:
         RingRangeError, NonFiniteError: an output is too large; the error states how many bits the
@@ -247,8 +247,8 @@ class Partner(_KeptOnce):
     def share(self) -> Tensor | None:
         """The share S of the weights, axes (columns, width), in an attempt.
 
-        It is drawn when it is first read. A party can thus receive the axes first, and refuse a
-        layer that is too large.
+        The share is drawn when it is first read. A party can thus receive the axes first, and
+        refuse a layer that is too large.
         """
         if self._share is None and self._axes is not None:
             self._share = first_weights(*self._axes, self._secret, self._purpose)

@@ -1,12 +1,12 @@
 """Mode "fast": the same protocol and the same trust as in mode "thesis", with less traffic.
 
 A holder's own values stay in plaintext at that holder, and the other holder's share of them is
-zero. Such a tensor, and the other factor of a product with it, are each opened in one direction
-only: to the other holder. All other tensors are opened under one mask, in both directions at once.
-All products with a tensor use its single opening; the dealer shares each product of masks anew.
-Products whose values go to P2 keep their number of fraction bits, so no division precedes a
-function. If a product is divided, P0 sends the index lists of algorithm 5.1 right after its opening
-of the factors.
+zero. A tensor of a holder's plaintext values, and the other factor of a product with it, are each
+opened in one direction only: to the other holder. All other tensors are opened under one mask, in
+both directions at once. All products with a tensor use its single opening; the dealer shares each
+product of masks anew. Products whose values go to P2 keep their number of fraction bits, so no
+division precedes a function. If a product is divided, P0 sends the index lists of algorithm 5.1
+right after its opening of the factors.
 
 In one direction: let X = [X_0 X_1], where P_i knows X_i in plaintext, and let W = W_0 + W_1 be a
 shared right factor. P_0 computes X_0 W_0 alone, from the rows of W_0 that belong to its columns.
@@ -18,7 +18,7 @@ i therefore multiplies its plaintext by W_i + D, and the opening that it receive
 
 Ahead of time: masks, permutations and signs depend on no value, and products of masks depend only
 on masks. So all three parties follow a program on shapes before it runs: P2 deals, and all parties
-draw their pads, before the values arrive. In this run on shapes, operations get the same numbers as
+draw their pads, before the values arrive. In the run on shapes, operations get the same numbers as
 in the later run of the program on values, and with the numbers the same pads.
 
 Pipelined: P2 needs no result of the questions (requests for functions) that holders send, so it
@@ -414,7 +414,7 @@ def _rows(left: SharedTensor, holder: int) -> slice:
 def _openings(closed: Sequence[SharedTensor]) -> list[tuple[object, ...]]:
     """Return a key for openings.
 
-    It consists of the tensors' axes, and of who opens which part of them.
+    The key consists of the tensors' axes, and of who opens which part of them.
     """
     return [(each.shape, each.owned, each.faced) for each in closed]
 
@@ -422,7 +422,7 @@ def _openings(closed: Sequence[SharedTensor]) -> list[tuple[object, ...]]:
 def _factors(product: Product) -> tuple[object, ...]:
     """Return a key for a product.
 
-    It includes the divisions, which limit the precision of the dealt part.
+    The key includes the divisions, which limit the precision of the dealt part.
     """
     scales = product.left.bits, product.right.bits, *product.truncations
     return (product.operation, *scales, *_openings([product.left, product.right]))

@@ -160,7 +160,8 @@ def moments(
         raise ConsentError(
             "a party does not consent to statistics of so few common rows",
             want=f"at least {spaced(min_common)}",
-            fix="compare how both write their ids; min_common in its own [consent]",
+            fix="compare how both parties write their ids; the limit is min_common in the party's"
+            " own [consent]",
         )
     mine = party.share(P0, (bins, 1 + columns), placed, where, bits=BITS).alone()
     together, weight = party.open(mine.beside(hidden.columns), hidden.weight)
@@ -180,7 +181,9 @@ def _ask(
         if (placed := _placed(places, bins)) is not None:
             break
     else:
-        raise BadOptionError("cuckoo hashing fails", fix="each id once, or a larger pad")
+        raise BadOptionError(
+            "cuckoo hashing fails", fix="list each id only once, or use a larger pad"
+        )
     party.channels[P1].send_bytes(key, number, "online")
     asked = np.frombuffer(os.urandom(bins * _TAG_WORDS * 8), _WORD).reshape(bins, -1).copy()
     rows, functions = placed
@@ -227,7 +230,7 @@ def _program(
             break
     else:
         raise BadOptionError(
-            "no table can be built for these ids", fix="each id once, or a larger pad"
+            "P1 can build no table for these ids", fix="list each id only once, or use a larger pad"
         )
     party.channels[P2].send_bytes(seed + table.tobytes(), number, "online")
     return targets

@@ -350,7 +350,7 @@ def share_targets(
     """Share targets, axes (rows, outputs), with the fraction bits that `Network.train_step` needs.
 
     The first gradient, outputs minus targets, is divided without a message to P2, so P2 cannot
-    check its range. This function therefore checks the range of the targets.
+    check its range. The function therefore checks the range of the targets.
 
     Raises:
         RingRangeError: a target is too large.
@@ -428,7 +428,7 @@ def require_rows(rules: Rules, rows: int) -> None:
             got=f"{rows}, with {rules.bits} bits, {rules.delta_bits} delta_bits and "
             f"{rules.magnitude_bits} magnitude_bits",
             want=f"at most {2**room} rows" if room >= 0 else "fewer bits",
-            fix="lower magnitude_bits and scale the columns, or lower delta_bits or the rows",
+            fix="lower magnitude_bits and scale the columns, or lower delta_bits or the batch size",
         )
 
 

@@ -268,7 +268,7 @@ class PrivateModule(nn.Module):
         flat = inputs.detach().cpu().double().flatten(1)
         if flat.shape[1] != self._layers[0].inputs:
             raise WidthError(
-                "the inputs must have the first layer's width",
+                "the inputs must have as many columns as the first layer has inputs",
                 got=f"{flat.shape[1]} values a row",
                 want=f"{self._layers[0].inputs}",
             )
@@ -289,7 +289,7 @@ class PrivateModule(nn.Module):
             )
         if wanted.shape[1] != last.outputs:
             raise WidthError(
-                "the targets have another width than the last layer",
+                "the targets have another number of columns than the last layer has outputs",
                 got=f"{wanted.shape[1]} values a row",
                 want=f"{last.outputs}",
             )
@@ -317,7 +317,7 @@ def _require_numbers(name: str, given: object, axes: str, least: int) -> None:
         where=name,
         got=got,
         want=f"a tensor of real numbers, axes {axes}, at least a row",
-        fix="torch.as_tensor makes one of an array; a single row is given as row[None]",
+        fix="torch.as_tensor converts an array to a tensor; write a single row as row[None]",
     )
 
 
@@ -423,7 +423,10 @@ def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 def _require_plain(name: str, module: nn.Module) -> None:
     """Refuse a module with hooks or similar additions; on shares, they would be ignored."""
-    what, want = "a layer does something that is not computed on shares", "layers as they are"
+    what, want = (
+        "a layer has additions such as hooks, which are not computed on shares",
+        "layers as they are",
+    )
     kind = type(module).__name__
     if module._forward_hooks or module._forward_pre_hooks:
         fix = "remove them, and write their computation as layers"
@@ -487,7 +490,7 @@ def _function(name: str, module: nn.Module) -> str:
             name,
             repr(module),
             f"nn.{type(module).__name__}() with its defaults",
-            "take the layer without options",
+            "use the layer without options",
         )
     return _FUNCTIONS[type(module)]
 

@@ -155,7 +155,7 @@ class ThreePartyNetwork:
     def outputs(self, rows: Rows, index: Tensor, where: str) -> Tensor | None:
         """Return the outputs for some rows, axes (rows, outputs), at the owner of the labels.
 
-        The other parties receive None.
+        Parties without labels receive None.
 
         Args:
             rows: phase (training, validation or test) to which the rows belong.
@@ -357,7 +357,8 @@ def require_frames(
             where=f"layer {index}",
             got=f"{layer.inputs} x {layer.outputs} weights",
             want=f"at most {most}",
-            fix="use fewer columns or narrower layers; if a party really has fewer, ask that party",
+            fix="use fewer columns or narrower layers; if a party really has fewer columns, ask"
+            " that party about its announcement",
         )
 
 

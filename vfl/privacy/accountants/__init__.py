@@ -153,8 +153,8 @@ def steps_for(
 def gaussian_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
     """Return the exact, smallest epsilon of the Gaussian mechanism at a delta.
 
-    The epsilon is the root e of Phi(s/2 - e/s) - exp(e) Phi(-s/2 - e/s) = delta. Here s =
-    sensitivity / sigma, and Phi is the normal distribution function (Balle and Wang 2018). The
+    The epsilon is the root e of Phi(s/2 - e/s) - exp(e) Phi(-s/2 - e/s) = delta. In this equation,
+    s = sensitivity / sigma, and Phi is the normal distribution function (Balle and Wang 2018). The
     classic formula for Gaussian noise holds only for epsilon below 1.
 
     >>> round(gaussian_epsilon(sigma=3.7306, sensitivity=1.0, delta=1e-5), 4)

@@ -33,7 +33,8 @@ class PrivacyLoss(Accountant):
         except ImportError:
             raise MissingPackageError(
                 "the accountant 'pld' needs dp-accounting",
-                fix="pip install 'vfl[dp]', or the accountant rdp, whose bound is a little higher",
+                fix="pip install 'vfl[dp]', or use the accountant 'rdp', whose epsilon is a"
+                " little larger",
             ) from None
         account = PLDAccountant(value_discretization_interval=self._interval)
         for one in steps:
