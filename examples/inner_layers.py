@@ -49,4 +49,4 @@ for weight in (0.0, 1.0):
         layer = hidden(rows).numpy()
     reader = LogisticRegression(max_iter=500).fit(layer[few()], labels[few()])
     read = reader.score(layer[test], labels[test])
-    print(f"weight {weight:.0f}: accuracy {accuracy:.3f}; 5 labels a class read {read:.0%}")
+    print(f"weight {weight:.0f}: accuracy {accuracy:.3f}, attack with 5 labels {read:.0%}")

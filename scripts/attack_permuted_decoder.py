@@ -318,7 +318,7 @@ def averaged(times: int) -> tuple[float, float, float]:
 
 def main() -> None:
     """Print the tables of leakage."""
-    parser = argparse.ArgumentParser(description="What permuted values of a decoder give away.")
+    parser = argparse.ArgumentParser(description="Leakage of a decoder's permuted values.")
     parser.add_argument("--model", type=Path, help="folder of a real model")
     parser.add_argument("--question", default="My doctor says that I have diabetes")
     parser.add_argument("--texts", type=int, help="number of texts to attack in a fine-tuned model")
@@ -326,14 +326,14 @@ def main() -> None:
         "--attention", action="store_true", help="attack the attention scores of the first block"
     )
     parser.add_argument(
-        "--blocks", type=int, nargs="*", default=[0, 1], help="numbers of blocks before the attack"
+        "--blocks", type=int, nargs="*", default=[0, 1], help="numbers of blocks before the values"
     )
     options = parser.parse_args()
     protected = Form(protect="scores", score_bits=6)
     if options.model is not None and options.attention:
         for form in (Form(), protected):
             share = words_read_from_attention(options.model, options.texts or 8, form)
-            print(f"protect = {form.protect}: {share:.3f} of the words", flush=True)
+            print(f"protect = {form.protect}: share {share:.3f} of words inferred", flush=True)
         print(f"guess: {1 / CANDIDATES:.3f}")
         return
     if options.model is not None and options.texts:
@@ -348,7 +348,9 @@ def main() -> None:
             # `vfl.llm.private_decoder` shows P1 more bits in the first norm than in later norms.
             bits = 11 if layers else 16
             words, right = question_read(options.model, options.question, layers, bits)
-            print(f"behind {layers} blocks: {right} of {len(words)} words: {words}", flush=True)
+            print(
+                f"after {layers} blocks: {right} of {len(words)} words right: {words}", flush=True
+            )
         return
     print("| vectors behind | noise 0 | 0.1 | 0.3 | guess |\n| --- | --- | --- | --- | --- |")
     for layers in (0, 1, 2):

@@ -65,7 +65,7 @@ def rounds(question: Sequence[int], answer: Sequence[int], length: int) -> int:
 
 def main() -> None:
     """Print a line for each length of a draft."""
-    parser = argparse.ArgumentParser(description="Tokens a round of speculative decoding.")
+    parser = argparse.ArgumentParser(description="Tokens per round of speculative decoding.")
     parser.add_argument("--model", type=Path, required=True, help="folder of a decoder")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     options = parser.parse_args()
@@ -76,7 +76,7 @@ def main() -> None:
     answers = [model.generate(each, options.tokens) for each in asked]
     for length in (1, 2, 4, 8):
         count = sum(rounds(*pair, length) for pair in zip(asked, answers, strict=True))
-        print(f"drafts of {length}: {options.tokens * len(asked) / count:.2f} tokens a round")
+        print(f"drafts of {length} tokens: {options.tokens * len(asked) / count:.2f} per round")
 
 
 if __name__ == "__main__":

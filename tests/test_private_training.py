@@ -147,7 +147,7 @@ def test_a_check_tells_steps_noise_and_epsilon_before_anything_runs(tmp_path):
     assert facts["steps_per_epoch"] == 10
     assert facts["epochs"] < 40
     assert "for one record in one training" in facts["privacy"]
-    assert facts["privacy"].endswith("joint sensitivity 1.732; noise 1.5 in all")
+    assert facts["privacy"].endswith("joint sensitivity 1.732; total noise 1.5")
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,11 @@ SKIPPED = {"name": "c", "skip_reason": "Dependency not found"}
     ("answer", "stderr", "plain", "strict", "words"),
     [
         ([CLEAN], "", 0, 0, "1 packages audited, 0 known vulnerabilities"),
-        ([CLEAN, FLAWED], "", 1, 1, "b 2: PYSEC-1, mended in 3"),
+        ([CLEAN, FLAWED], "", 1, 1, "b 2: PYSEC-1, fixed in 3"),
         ([CLEAN, SKIPPED], "", 0, 2, "the database does not know them: c"),
         ([SKIPPED], "", 0, 2, "no advisory database is reachable: not audited"),
         (None, "requests.exceptions.ConnectionError: no", 0, 2, "is reachable: not audited"),
-        (None, "error: bad argument", 2, 2, "the audit did not work: error: bad argument"),
+        (None, "error: bad argument", 2, 2, "the audit failed: error: bad argument"),
     ],
     ids=["clean", "flawed", "partly", "no advisories", "offline", "broken"],
 )

@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("fine_tuning.csv"))
     parser.add_argument("-s", "--set", action="append", default=[], help="change of a setting")
-    parser.add_argument("--most", type=int, help="pairs of codecs to run; a later run continues")
+    parser.add_argument("--most", type=int, help="largest number of codec pairs; rerun to go on")
     arguments = parser.parse_args()
     asked = read_experiment(Path(__file__).parent / "reviews.toml", arguments.set)
     data = load_data(asked)

@@ -258,7 +258,7 @@ def numbered_sentences(reviews: Tensor, train: Tensor, test: Tensor) -> Tensor:
     texts = [text for pair in zip(*of_side, strict=True) for text in pair]
     sentences = [line for row in test.tolist() for line in texts[row].splitlines()]
     rows = torch.from_numpy(Texts.of([*texts, *sentences], 1000, WORDS).rows(train.numpy()))
-    assert torch.equal(rows[: len(texts)], reviews), "the file is another than the experiment's"
+    assert torch.equal(rows[: len(texts)], reviews), "this is not the experiment's data file"
     return rows[len(texts) :]
 
 
@@ -268,14 +268,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("inversion.csv"))
     parser.add_argument("--model", help="a published decoder, such as smollm2")
     parser.add_argument(
-        "--texts", type=int, default=8, help="number of texts in a cell; fewer long texts"
+        "--texts", type=int, default=8, help="texts per attack; fewer if they are long"
     )
     parser.add_argument(
         "--sweep",
         action="append",
         help="parts to run: depth, length, half, noise, codec, sanitised",
     )
-    parser.add_argument("--most", type=int, help="cells to run; a later run continues")
+    parser.add_argument("--most", type=int, help="largest number of attacks; rerun to go on")
     arguments = parser.parse_args()
     names = [field.name for kind in (Cell, Found) for field in fields(kind)]
     done: set[tuple[str, ...]] = set()

@@ -114,7 +114,10 @@ def main():
     )
     parser.add_argument("--choose", action="store_true", help="use no test rows")
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="stop then; a later run continues"
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="minutes until the program stops; rerun to go on",
     )
     parser.add_argument("--out", type=Path, default=Path("cifar.jsonl"))
     parser.add_argument("--state", type=Path, default=Path("cifar.state"))

@@ -197,7 +197,10 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("mnist.jsonl"))
     parser.add_argument("--state", type=Path, default=Path("mnist.state"))
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="stop then; a later run continues"
+        "--minutes",
+        type=float,
+        default=math.inf,
+        help="minutes until the program stops; rerun to go on",
     )
     for name, kind in (("width", int), ("hidden", int), ("lot", int), ("clip", float),
                        ("noise", float), ("first-rate", float), ("last-rate", float)):  # fmt: skip
@@ -205,7 +208,7 @@ def main():
     parser.add_argument("--by", choices=["half", "layer"], default="layer")
     parser.add_argument("--choose", action="store_true", help="use no test rows")
     parser.add_argument(
-        "--median", action="store_true", help="let clip norms follow the median of norms"
+        "--median", action="store_true", help="adapt clipping norms to the median norm"
     )
     parser.add_argument("--projection", choices=["pca", "random"], default="pca")
     given = vars(parser.parse_args())

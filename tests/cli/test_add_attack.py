@@ -148,7 +148,7 @@ def test_an_attack_on_gradients_uses_what_was_recorded(tmp_path, mine, monkeypat
 
 def test_what_else_is_refused(vfl, copy, mine, tmp_path):
     assert "--draws" in vfl("grid", "--add-attack", mine(), copy.path, "--draws", "3").err
-    with pytest.raises(UserError, match="not in its file"):
+    with pytest.raises(UserError, match="registers no attack, or not"):
         add_attack(copy.path, EXAMPLE, ["kmeans"])
     with pytest.raises(RunFolderError, match="no grid"):
         add_attack(tmp_path, EXAMPLE)
@@ -182,7 +182,7 @@ def test_an_attack_from_outside_is_stale_once_its_code_is_another(copy, mine):
         file = copy.cells_path / cell.name / "outside.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"code": {}}))
     assert whys(copy) == {UNKNOWN}
-    assert "Stale: from rows or code" in build_report(copy.path).read_text()
+    assert "Stale results, whose rows or code" in build_report(copy.path).read_text()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_an_attack_from_outside_is_stale_once_its_code_is_another(copy, mine):
         (OWN.replace("2026-11-25", "last week"), "mine", "no valid author and date"),
         (OWN.replace("A. Reader", "A.\\nReader"), "mine", "no valid author and date"),
         (OWN, "kmeans", "two members have the attack name 'kmeans'"),
-        ("", "", "not in its file"),
+        ("", "", "registers no attack, or not"),
     ],
 )
 def test_files_that_are_refused(copy, mine, text, name, says):

@@ -26,8 +26,8 @@ def test_a_client_is_added_listed_and_removed(well, refused, run, tmp_path):
     assert known.of(token.encode()).name == "scoring"
     assert known.of((tmp_path / "batch.token").read_bytes().strip()).name == "batch"
     listed = well("clients", run).out
-    assert "0 today at most, 500 a day" in listed
-    assert "0 today at most, 7 a day" in listed
+    assert "at most 0 used today; 500 a day" in listed
+    assert "at most 0 used today; 7 a day" in listed
     assert token not in listed
     batch, scoring = json.loads(well("clients", run, "--json").out)
     assert (batch["name"], scoring["max_rows_per_day"]) == ("batch", 500)

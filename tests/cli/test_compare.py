@@ -93,4 +93,4 @@ def test_a_failed_cell_is_told_at_the_end(refused, file):
 
 def test_nothing_to_compare_is_told(refused, file):
     done = refused("compare", file)
-    assert "nothing says which codecs are compared" in done.err
+    assert "no setting says which codecs are compared" in done.err

@@ -80,7 +80,7 @@ def test_a_log_says_what_was_erased_and_verifies_itself(party, tmp_path):
     asked = ["forget", str(party), "--ids", str(tmp_path / "ids.txt"), "--table"]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output
-    assert "1 asked, 1 rows in the table" in done.stdout
+    assert "1 in the list, 1 of their rows in the table" in done.stdout
     assert "customer-17" not in done.output + (tmp_path / "x.csv").read_text()
     page = tmp_path / "log.html"
     shown = CliRunner().invoke(app, ["log", str(party), "--page", str(page)])

@@ -36,7 +36,7 @@ weight = 0.5
 KINDS = {
     MIDDLE: (
         "compute sees every cut and no label",
-        "clinic held the labels and the head, compute the model in the middle",
+        "clinic held the labels and the head; compute held the middle model",
         "a party in the middle",
         ["predictions.csv"],
     ),

@@ -71,7 +71,7 @@ def test_joining_is_worth_what_the_columns_say(vfl, well, file, tmp_path):
     assert abs(auc["split"] - auc["the same network, in one place"]) < 0.02
     assert auc["gradient boosting, all columns"] > 0.94
     said = content["sentences"]
-    assert any(one.startswith("split less bank alone") and "buys" in one for one in said)
+    assert any(one.startswith("split minus bank alone") and "buys" in one for one in said)
     by_name = {one["training"]: one for one in content["trainings"]}
     assert by_name["bank alone"]["bytes"] == 0 < by_name["codec topk:k=2"]["bytes"]
     assert by_name["codec topk:k=2"]["bytes"] < by_name["split"]["bytes"]
@@ -116,7 +116,7 @@ def test_a_regression_is_compared_by_its_error(well, file, tmp_path):
     content = json.loads(done.out)
     rmse = {one["training"]: one["rmse"]["mean"] for one in content["trainings"]}
     assert rmse["split"] < 0.5 < rmse["bank alone"]
-    assert any("split less bank alone: -" in one and "buys" in one for one in content["sentences"])
+    assert any("split minus bank alone: -" in one and "buys" in one for one in content["sentences"])
 
 
 def test_a_wrong_codec_is_told_before_anything_is_trained(refused, file, tmp_path):

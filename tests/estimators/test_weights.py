@@ -68,7 +68,7 @@ def test_weights_of_rows_and_classes_multiply(rare):
     ("class_weight", "error", "message"),
     [
         ("balance", ConfigError, "label.class_weight = balance"),
-        ({"maybe": 2}, DataError, "names labels that are no classes"),
+        ({"maybe": 2}, DataError, "labels that are not among the classes"),
         ({"no": -1.0}, DataError, "negative or not finite"),
     ],
 )

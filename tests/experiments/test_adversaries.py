@@ -117,7 +117,7 @@ def test_the_table_and_the_page_name_them(whole):
     assert f"| {BACKDOOR} | {BACKDOOR}" in table
     page = build_report(whole.path).read_text()
     assert f"none against {NOISE}" in page
-    assert "honestly and against 4 adversaries" in page
+    assert "without an adversary and against 4 adversaries" in page
 
 
 class Killed(BaseException):

@@ -227,7 +227,7 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path):
         grid_cells(tiny(party="label"))
     with pytest.raises(SpecError, match="no attack is called"):
         grid_cells(tiny(attacks=["fine_tunning"]))
-    with pytest.raises(ConfigError, match="nothing says what is attacked"):
+    with pytest.raises(ConfigError, match="no setting says what is attacked"):
         grid_settings_of(Experiment.model_validate(CONTENT | {"grid": None}))
 
 

@@ -80,7 +80,7 @@ def test_who_is_in_use_has_rows_without_labels():
     asked = {"attacks": ["kmeans", "surrogate"], "unlabelled": "validation"}
     ((where, error),) = told(rows, **bare, grid=asked)
     assert where == "grid.unlabelled"
-    assert "holds the validation rows without labels, but this part is empty" in error
+    assert "unlabelled rows are the validation rows, but there are none" in error
     assert told(rows, **bare, grid=asked | {"attacks": ["surrogate"]}) == []
 
 

@@ -47,7 +47,7 @@ def test_one_repeat_is_whole_before_the_next(tiny):
 def test_what_does_not_fit_is_left_out_and_told(tiny):
     comparison = comparison_of(tiny(codecs=["none", "size:k=?"], levels=[1, 20], seeds=[0]))
     assert titles(comparison.cells) == ["none seed=0", "size:k=3 at 20 % seed=0"]
-    assert comparison.notes == ("size:k=? is left out at 1 %: not even 1 fits",)
+    assert comparison.notes == ("size:k=? is left out at 1 %: frames are larger even with 1",)
 
 
 def test_a_plan_says_the_bytes_of_a_row(tiny):
@@ -223,8 +223,8 @@ def test_parties_share_a_level():
         ("l1:target=?", "depends on the data"),
         ("rate:bits=?", "depends on the data"),
         ("relu:values=?,packer=bitmap", "depends on the data"),
-        ("l1:target=?,packer=dense", "do not become longer"),
-        ("randtopk:k=3,alpha=?", "do not become longer"),
+        ("l1:target=?,packer=dense", "gives no longer frames"),
+        ("randtopk:k=3,alpha=?", "gives no longer frames"),
         ("sign:grad=?", "no such choice"),
     ],
 )

@@ -168,7 +168,7 @@ def test_a_training_that_cannot_be_repeated_is_not_recorded_later(tmp_path):
     asked = {"defenses": ["none"], "out": tmp_path, **QUICK, **QUIET}
     vfl.grid(build, train, test, fit=loop, **asked)
     found = vfl.grid(build, train, test, fit=loop, **asked | {"attacks": ATTACKS})
-    why = "a repeated training, which is recorded, produced other weights"
+    why = "the training was repeated for a recording, but gave other weights"
     assert [one.failure["what"] for one in found.failed] == [why]
     assert f"1 cell failed: none seed=0: {why}" in found.sentence
 

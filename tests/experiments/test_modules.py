@@ -297,7 +297,7 @@ def test_what_the_attacker_does_not_hold_is_refused():
     inputs, labels = rows()
     train, test = loaders(inputs)
     model = vfl.split(network(), "1", inputs[:2])
-    with pytest.raises(UserError, match="gradient_norm reads a recorded training"):
+    with pytest.raises(UserError, match="gradient_norm needs a recorded training"):
         vfl.attack(model, train, test, pack="gradient_norm", **QUICK)
     with pytest.raises(UserError, match="needs a loader of rows"):
         vfl.attack(model)

@@ -223,7 +223,7 @@ def test_a_cell_takes_what_is_said_of_a_machine(cluster):
     assert RayCluster.of(cluster).places == 2
     assert RayCluster.of(f"{cluster},cpus=0.5").places == 4
     for much in ("cpus=2", "gpus=1"):
-        with pytest.raises(ConfigError, match="room for a cell"):
+        with pytest.raises(ConfigError, match="enough resources for a cell"):
             _ = RayCluster.of(f"{cluster},{much}").places
 
 

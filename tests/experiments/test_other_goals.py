@@ -109,9 +109,7 @@ def test_pictures_that_are_missing_are_made_again(whole, tmp_path, monkeypatch):
 
 def test_a_top_that_others_feed_too_is_refused(tmp_path):
     two = {"left": {"width": 4}, "right": {"width": 4}}
-    with pytest.raises(
-        UserError, match="pseudo_client needs a top that no further party feeds"
-    ) as refused:
+    with pytest.raises(UserError, match="pseudo_client needs a top model without cuts") as refused:
         grid_cells(columns(parties=two, grid={"attacks": "pseudo_client"}))
     assert refused.value.want == "columns of left"
     with pytest.raises(UserError, match="the data that generative needs"):
@@ -124,7 +122,7 @@ def test_all_attacks_that_nobody_could_run_are_told_at_once():
     with pytest.raises(ConfigError) as refused:
         grid_cells(columns(parties=two, grid=grid))
     for why in (
-        "pseudo_client needs a top that no further party feeds",
+        "pseudo_client needs a top model without cuts of further parties",
         "gradient_norm needs a recorded training",
         "settings would have no effect here (got grid.attribute",
     ):

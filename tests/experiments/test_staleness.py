@@ -65,7 +65,7 @@ def test_a_stale_cell_is_in_no_mean_and_in_every_list(copy, what, why):
     assert set(table[table.cell == cell.name].stale) == {why}
     assert set(table[table.cell != cell.name].stale) == {""}
     page = build_report(copy.path).read_text()
-    assert why in page[page.index("Stale: from rows or code that have changed since") :]
+    assert why in page[page.index("Stale results, whose rows or code have changed since") :]
 
 
 def test_a_plug_in_that_cannot_be_loaded_any_more(copy, monkeypatch):
@@ -73,7 +73,7 @@ def test_a_plug_in_that_cannot_be_loaded_any_more(copy, monkeypatch):
         CODECS, "_members", {k: v for k, v in CODECS._members.items() if k != "topk"}
     )
     stale = staleness.stale_cells(copy)
-    assert set(stale.values()) == {"its code cannot be loaded: no codec is called 'topk'"}
+    assert set(stale.values()) == {"code of the cell cannot be loaded: no codec is called 'topk'"}
     assert set(stale) == {one.name for one in copy.cells() if "topk" in one.title}
 
 
@@ -89,7 +89,7 @@ def test_what_is_put_aside_says_why(copy):
         assert (note["why"], note["was"]["code"]) == (staleness.CODE, f"another {number}")
     assert staleness.put_aside(copy) == [copy.stale(cell) / "1", copy.stale(cell) / "2"]
     assert (
-        "2 earlier trainings, of other rows or with other code, kept in stale/"
+        "2 earlier trainings, with other rows or other code, are kept in stale/"
         in Results.of(copy.path).text
     )
     content = json.loads((copy.path / "results.json").read_text())

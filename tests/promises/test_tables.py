@@ -105,7 +105,7 @@ def test_a_codec_that_was_edited(vfl, tmp_path):
     with (folder / "results.csv").open() as file:
         marked = {(line["codec"], bool(line["stale"])) for line in csv.DictReader(file)}
     assert marked == {("none", False), ("mine", True)}
-    assert "Stale: from rows or code" in (folder / "report.html").read_text()
+    assert "Stale results, whose rows or code" in (folder / "report.html").read_text()
     assert "are stale" in (folder / "table.md").read_text()
 
 

@@ -126,11 +126,11 @@ def test_a_trace_of_another_module_is_refused():
 
 def test_what_is_not_there_is_refused():
     model = module()
-    with pytest.raises(UserError, match="reads a recorded training") as caught:
+    with pytest.raises(UserError, match="needs a recorded training") as caught:
         vfl.attack(model, loader(), pack="gradient_norm", **QUICK)
     assert "vfl.record" in caught.value.fix
     trace = recorded(model)
-    with pytest.raises(UserError, match="needs more than one party"):
+    with pytest.raises(UserError, match="needs evidence that no single party"):
         vfl.attack(model, loader(), pack="membership", trace=trace, **QUICK)
     with pytest.raises(Exception, match="the trace is full"):
         recorded(module(), limit_bytes=1000)

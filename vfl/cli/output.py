@@ -232,7 +232,7 @@ def show(summary: Mapping[str, Any]) -> None:
     """Print a run's summary for people."""
     _show_quality(summary)
     if "best_epoch" in summary:
-        print(f"{'epochs':<16} {summary['epochs']}, the best was {summary['best_epoch']}")
+        print(f"{'epochs':<16} {summary['epochs']}, the best was epoch {summary['best_epoch']}")
     _show_bytes(summary)
     if summary.get("secure", "none") != "none":
         print(f"{'secure':<16} {summary['secure']}: {summary['trust']}")

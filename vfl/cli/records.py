@@ -110,16 +110,16 @@ def forget(
     if json:
         emit(asdict(done) | {"remains": done.remains()})
         return
-    print(f"{'ids':<16} {done.asked} asked, {done.found} rows in the table")
+    print(f"{'ids':<16} {done.asked} in the list, {done.found} of their rows in the table")
     for name, count in done.alignments.items():
-        print(f"{'alignment':<16} {count} rows left {name}")
+        print(f"{'alignment':<16} {count} rows removed from {name}")
     for run, parts in done.runs.items():
         had = ", ".join(f"{count} {part}" for part, count in parts.items() if count)
         print(f"{'run':<16} {run} had {had}")
     if done.predictions:
         print(f"{'predictions':<16} {done.predictions} lines removed")
     for run in done.traces:
-        print(f"{'trace':<16} that of {run} is removed")
+        print(f"{'trace':<16} the trace of {run} is removed")
     for sentence in done.remains():
         print(f"{'remains':<16} {sentence}")
 

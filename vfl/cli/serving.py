@@ -223,7 +223,7 @@ def _list_clients(
             most = each[f"max_{what}_per_day"]
             limit = "limit of the service" if what == "rows" else "no limit"
             told = limit if most is None else f"{most} a day"
-            print(f"  {what:<18} {each[f'{what}_today']} today at most, {told}")
+            print(f"  {what:<18} at most {each[f'{what}_today']} used today; {told}")
     if not facts:
         print("no client; vfl clients PATH --add NAME makes one")
 

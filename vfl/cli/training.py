@@ -313,7 +313,9 @@ def _predict_by_service(
                 rows += part
                 progress_line.tell(partial("{} of {} rows".format, len(rows), len(asked)))
             if (client.model().get("classes") or []) != classes:
-                raise PeerError("a model with other classes has taken over", fix="ask again")
+                raise PeerError(
+                    "the service has switched to a model with other classes", fix="ask again"
+                )
         except VFLError as problem:
             if rows:
                 _write_answers(out, asked, rows, classes)

@@ -167,7 +167,7 @@ class VFLEstimator(InProcessEstimator):
         calibration = getattr(self, "calibration", "none")
         if self.patience or self.keep == "best" or calibration != "none":
             raise ConfigError(
-                "partial_fit holds no rows out, which these settings need",
+                "partial_fit holds no rows out for validation, which these settings need",
                 got=f"patience = {self.patience}, keep = '{self.keep}', "
                 f"calibration = '{calibration}'",
                 want="fit, or patience = 0, keep = 'last' and calibration = 'none'",
@@ -283,7 +283,7 @@ def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[
     if isinstance(parties, int | np.integer):
         if parties > len(columns):
             raise DataError(
-                f"{parties} parties cannot share {len(columns)} feature(s)",
+                f"{len(columns)} feature(s) are too few for {parties} parties",
                 where="parties",
                 want="a column for every party",
                 fix=f"parties={len(columns)}, or more columns",
@@ -305,7 +305,7 @@ def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[
     owned = {name for own in owners.values() for name in own}
     if idle := [name for name in columns if name not in owned]:
         shown = ", ".join(f"'{name}'" for name in idle)
-        warnings.warn(f"no party is given {shown}: unread", UserWarning, stacklevel=4)
+        warnings.warn(f"no party is given {shown}: not used", UserWarning, stacklevel=4)
     return owners
 
 

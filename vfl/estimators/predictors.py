@@ -150,7 +150,9 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
             return weights
         strange = len(set(self.class_weight) - set(self.classes_.tolist()))
         if strange:
-            raise DataError("class_weight names labels that are no classes", got=f"{strange} names")
+            raise DataError(
+                "class_weight has labels that are not among the classes", got=f"{strange} names"
+            )
         by_class = [float(self.class_weight.get(name, 1.0)) for name in self.classes_.tolist()]
         own: np.ndarray = np.array(by_class)[codes]
         return own if weights is None else own * weights

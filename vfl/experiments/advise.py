@@ -265,7 +265,11 @@ def exposures(experiment: Experiment) -> Iterator[Exposure]:
             sees = _of_columns(mode, party)
             yield Exposure("columns", party, attacker, as_what, sees)
         yield Exposure(
-            "answers", label, party, "feature party", "its messages determine every answer"
+            "answers",
+            label,
+            party,
+            "feature party",
+            "messages of this party, which determine every answer",
         )
         if mode == "none":
             yield Exposure("inputs", party, label, "label party", "it chooses the gradients")
@@ -291,8 +295,8 @@ def _of_labels(mode: str, middle: str | None, party: str) -> str:
     if mode in ("beaver", "permuted", "pea"):
         return "shares, and no gradient"
     if mode not in ("none", "sum"):
-        return f"what the model '{mode}' sends it, such as its splits in their order"
-    return f"the gradient of {party}'s cut in every step, and its own bottom"
+        return f"messages of the model '{mode}', such as its splits in their order"
+    return f"the gradient of {party}'s cut in every step, and {party}'s bottom model"
 
 
 def _of_columns(mode: str, party: str) -> str:
@@ -303,7 +307,7 @@ def _of_columns(mode: str, party: str) -> str:
     if mode in ("permuted", "pea"):
         return "shares, and the values that the protocol opens"
     if mode != "none":
-        return f"what the model '{mode}' sends it, such as bins of {party}'s columns"
+        return f"messages of the model '{mode}', such as bins of {party}'s columns"
     return f"{party}'s cut of every row, in training and at every query"
 
 

@@ -73,7 +73,7 @@ def standings_table(entries: Sequence[LeaderboardEntry]) -> Table:
     """Return one line per defense and k, with its worst attack and the best baseline."""
     head = [
         "defense", "k", "verdict", "worst attack", "reaches", "guess", "best without the model",
-        "it reaches", "above that", "over scratch", "labels are, by that alone",
+        "it reaches", "above that", "over scratch", "labels are (test against a margin)",
     ]  # fmt: skip
     lines = [
         [
@@ -300,7 +300,7 @@ def searches_table(records: Sequence[Record]) -> Table | None:
     head = [
         "defense", "attack", "k", "searches", "compositions", "processor time", "budget",
         "share of held-out labels that the best attack infers",
-        "chosen most often, in so many searches",
+        "chosen most often, with the number of searches",
     ]  # fmt: skip
     lines = []
     for (defense, attack, k), own in grouped(searched, "training", "attacker", "k").items():

@@ -159,7 +159,7 @@ class GridFolder:
                     where=str(self.path),
                     got=f"data.split = '{now}'",
                     want=f"data.split = '{before}'",
-                    fix=f"-s data.split={before} goes on with it; --out starts another folder",
+                    fix=f"-s data.split={before} continues this grid; --out starts another folder",
                 )
         listed = [
             {
@@ -293,7 +293,7 @@ def grid_settings_of(experiment: Experiment) -> GridSettings:
 
 def _said(table: Table | None, what: str, want: str) -> Table:
     if table is None:
-        raise ConfigError(f"nothing says {what}", want=want)
+        raise ConfigError(f"no setting says {what}", want=want)
     return table
 
 

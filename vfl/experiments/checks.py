@@ -145,7 +145,7 @@ def _scenario_mistakes(
         yield UserError(
             f"{spec} subtracts cuts from a sum, but here the label party sees every cut",
             where="grid.attacks",
-            fix="secure = 'sum', or the attack inside this spec on its own",
+            fix="secure = 'sum', or only the inner attack of this spec",
         )
     kind = kind_of_cases(experiment)
     victims = experiment, *_like(experiment, settings)
@@ -188,7 +188,7 @@ def _scenario_mistakes(
         # an attack through the top must know the cuts of all parties that feed the top
         if found != wanted:
             yield UserError(
-                f"{spec} needs a top that no further party feeds",
+                f"{spec} needs a top model without cuts of further parties",
                 where="grid.attacks",
                 got=f"columns of {', '.join(sorted(found))}",
                 want=f"columns of {', '.join(sorted(wanted))}",
@@ -214,7 +214,7 @@ def grid_mistakes(
             yield (
                 ("grid", "attacks"),
                 UserError(
-                    f"{spec} is of the server of a U-shape that vfl.split cuts",
+                    f"{spec} is an attack by the server of a U-shape, which vfl.split makes",
                     fix="vfl.attack(vfl.split(network, [first, second], example), loader)",
                 ),
             )
@@ -325,7 +325,7 @@ def _check_unlabelled(part: Part, label: PartyData) -> None:
     """Reject an attacker that needs unlabelled rows from a split without rows."""
     if not len(getattr(label.split, part)):
         raise TooFewRowsError(
-            f"the attacker holds the {part} rows without labels, but this part is empty",
+            f"the attacker's unlabelled rows are the {part} rows, but there are none",
             want=f"data.{part} > 0, or unlabelled = 'test'",
         )
 

@@ -90,7 +90,7 @@ def comparison_of(experiment: Experiment, locations: Locations | None = None) ->
             "no codec fits any level, so nothing would be trained",
             where=f"{locations.before(('compare',))}compare.levels",
             got=", ".join(f"{level:g} %" for level in settings.levels),
-            want="a level in which one number or bit of a row fits",
+            want="a level that is large enough for one number or bit per row",
         )
     return Comparison(tuple(cells), tuple(notes))
 
@@ -111,7 +111,7 @@ def _choices(settings: CompareSettings, cut: CutShape) -> tuple[list[Choice], li
             if codec := fitted_spec(method, level, cut):
                 found.append({"method": method, "codec": codec, "level": f"{level:g}"})
             else:
-                notes.append(f"{method} is left out at {level:g} %: not even 1 fits")
+                notes.append(f"{method} is left out at {level:g} %: frames are larger even with 1")
     return found, notes
 
 
@@ -284,7 +284,7 @@ def _require_matchable(spec: str, cut: CutShape) -> None:
         grows = False
     if not grows:
         raise BadOptionError(
-            "no number can be found for ?, because frames do not become longer with it",
+            "no number can be found for ?, because a larger number gives no longer frames",
             got=spec,
             want="an option that determines the number of sent bytes, such as topk:k=?",
         )

@@ -93,7 +93,7 @@ def of_run(
     """
     labels, columns = _labels_of(rows), _columns_of(rows)
     gained = f" ({alone})" if alone else ""
-    privacy = f"It promises {promises}." if promises else "It promises no differential privacy."
+    privacy = f"The run promises {promises or 'no differential privacy'}."
     sentence = (
         f"{utility.title} {utility.value}{gained}, {traffic.value} sent{took and f' in {took}'}; "
         f"{labels.short}; {columns.short}. {privacy}"
@@ -133,7 +133,7 @@ def of_grid(
         Card(f"Test {good}", estimate_text(plain.utility), note),
         _cost_card(rows),
         Card(
-            "Labels, points over the model-free baseline",
+            "Label inference, points over the model-free baseline",
             _above(plain.worst),
             "undefended" + ("" if best is plain else f"; {best.defense} {_above(best.worst)}"),
         ),
@@ -241,7 +241,7 @@ def _labels_of(rows: Sequence[Record]) -> _Part:
     draws = len({row.draw for row in mine if row.k in (0, worst.k)})
     over = f", mean of {draws} draws" if draws > 1 else ""
     card = Card(
-        "Labels, points over the model-free baseline",
+        "Label inference, points over the model-free baseline",
         value,
         f"{worst.attack}{over}; one victim is not enough for a verdict",
     )

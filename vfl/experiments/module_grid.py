@@ -173,8 +173,7 @@ class Recipe:
                 got=f"{', '.join(self.here)} without a name that Python can import",
                 want="functions at the top of a module that Python can import, or their names "
                 "'package.module:function'",
-                fix="jobs=1 trains in this process; a loader's name is that of a function of the "
-                "seed",
+                fix="jobs=1, which trains in this process; name a loader's function of the seed",
             )
 
     def built(self) -> str:
@@ -219,7 +218,7 @@ class Recipe:
                 "build returned a module whose settings differ from the requested ones",
                 got=_settings_text(made.codec_text, own.defense, own.seed),
                 want=_settings_text(*asked),
-                fix="build(codec, defense, seed) hands all three on to vfl.split or SplitModule",
+                fix="pass all arguments of build(codec, defense, seed) to vfl.split or SplitModule",
             )
         return made
 
@@ -529,12 +528,12 @@ def _recorded_again(cell: Cell, path: Path, recipe: Recipe, device: str) -> Modu
     before, now = str(RunFolder(path).summary()["weights_sha256"]), _digest_of(found)
     if before != now:
         raise RunFolderError(
-            "a repeated training, which is recorded, produced other weights",
+            "the training was repeated for a recording, but gave other weights",
             where=str(path),
             got=f"weights {now[:8]}...",
             want=f"weights {before[:8]}...",
-            fix="draw nothing in build, fit and loader but from torch's generator; or give another "
-            "folder, where the first training records",
+            fix="draw random numbers in build, fit and loader only from torch's generator; or give "
+            "another folder, in which the first training is recorded",
         )
     return trace
 
@@ -670,9 +669,9 @@ def check_study(kind: str, experiment: Experiment) -> None:
     for name, value in asked.items():
         if value:
             raise ConfigError(
-                "this setting has no meaning if functions build and train the module",
+                "this setting has no effect if functions build and train the module",
                 where=f"{kind}.{name}",
-                want="training and test rows alone, as the loaders give them",
+                want="only training and test rows, which the loaders return",
                 fix=f"leave {name} out, or use an experiment file",
             )
 

@@ -775,13 +775,13 @@ def _require_granted(settings: GridSettings, recorded: bool) -> None:
     for spec, (attack, scenario) in scenarios_of(settings).items():
         if scenario in _RECORDED and not recorded:
             raise UserError(
-                f"{spec} reads a recorded training",
+                f"{spec} needs a recorded training",
                 want="a trace of the module's training",
                 fix="train in a block 'with vfl.record(model) as trace:', and give trace=trace",
             )
         if scenario not in _KNOWN or Grant.QUERIES in attack.needs:
             raise UserError(
-                f"{spec} needs more than one party of a module holds",
+                f"{spec} needs evidence that no single party of a module has",
                 got=f"an attacker of '{scenario.name}'",
                 want="an attack by a feature party on labels, such as the packs light and heavy, "
                 "or by the label party on columns, such as inversion",

@@ -126,7 +126,7 @@ class CellResources:
                     raise ValueError
             except ValueError:
                 raise ConfigError(
-                    "a cell names an unknown resource",
+                    "this is no resource of a cell (training)",
                     where="--ray",
                     got=word,
                     want="ADDRESS,cpus=NUMBER,gpus=NUMBER,memory=2GB|auto",
@@ -285,7 +285,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         room = sum(self.resources.places(one) for one in alive)
         if not room:
             raise ConfigError(
-                "no machine of the cluster has room for a cell",
+                "no machine of the cluster has enough resources for a cell",
                 got=str(self.resources),
                 want="the resources that ray status shows",
             )

@@ -69,7 +69,7 @@ def load_attackers(file: Path, specs: Sequence[str] = ()) -> list[Attacker]:
     asked = [parse(spec)[0] for spec in specs]
     if not names or not set(asked) <= set(names):
         raise UserError(
-            "an attack from outside is not in its file", where=str(file),
+            "this file registers no attack, or not the requested one", where=str(file),
             got=", ".join(names) or "none",
             want=", ".join(asked) or "ATTACKS.register(NAME, CLASS)",
         )  # fmt: skip
@@ -103,12 +103,12 @@ def list_attackers(folder: GridFolder, found: Sequence[Attacker]) -> None:
     if folder.kind != "attacks":
         raise RunFolderError(
             "this folder holds no grid of attacks", where=str(folder.path),
-            want="one that vfl grid printed",
+            want="the folder that vfl grid printed",
         )  # fmt: skip
     settings = grid_settings_of(folder.experiment())
     for one in found:
         if one.spec in settings.attack_specs:
-            raise UserError(f"{one.spec} is an attack of this grid", where=str(folder.path))
+            raise UserError(f"{one.spec} is already an attack of this grid", where=str(folder.path))
     listed = read_attackers(folder.path) | {one.spec: one for one in found}
     write_json(folder.path / ATTACKERS, stamp() | {"attackers": list(map(asdict, listed.values()))})
 

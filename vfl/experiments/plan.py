@@ -193,16 +193,16 @@ def _judges(experiment: Experiment, split: Split) -> dict[str, Any]:
     if rows >= _FEW_ROWS or not (train.patience or train.keep == "best"):
         return {}
     cure = 'a larger data.validation, or train.keep = "last" without patience'
-    return {"chosen_by_few_rows": f"{rows} validation rows choose the epoch; try {cure}"}
+    return {"chosen_by_few_rows": f"only {rows} validation rows select the best epoch; try {cure}"}
 
 
 def _own_data(party: PartyFile, file: Path, terms: Terms, task: str) -> PartyData:
     try:
         return own_data(party, terms, task)
     except DataError as mistake:
-        mistake.fix = mistake.fix or f"[data] in {file} says which table and columns"
+        mistake.fix = mistake.fix or f"set the table and its columns in [data] of {file}"
         if _not_found_out(party, file.parent):
-            mistake.fix += f"; or vfl join {file.parent}, which finds how it is written"
+            mistake.fix += f"; or vfl join {file.parent}, which finds the table's format"
         raise
 
 
@@ -211,7 +211,7 @@ def _not_found_out(party: PartyFile, folder: Path) -> list[str]:
     found_out = {"columns", "separator", "encoding", "decimal", "dates", "missing"}
     if found_out & party.table.model_fields_set:
         return []
-    return [f"how the table is written is not in party.toml: vfl join {folder} finds it"]
+    return [f"party.toml lacks the table's format: vfl join {folder} finds it"]
 
 
 def _described(party: PartyFile) -> TableReport:
@@ -291,7 +291,7 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
         if (plan := PrivacyPlan.of(terms, len(data.split.train))) is not None:
             stated.append(
                 f"{plan.statement(plan.steps)}; joint sensitivity {plan.sensitivity(terms):.4g};"
-                f" noise {plan.noise:.4g} in all"
+                f" total noise {plan.noise:.4g}"
             )
     elif experiment.dp is not None:
         whose = "training rows of all parties" if apart else "training rows"

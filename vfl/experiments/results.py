@@ -537,7 +537,7 @@ class Today:
                 self._known[job.code_key] = code_of_job(job)
         except UserError as error:
             if (by := self._attackers.get(job.attack)) is None:
-                return f"its code cannot be loaded: {error.what}"
+                return f"the attack's code cannot be loaded: {error.what}"
             return "" if before.get(by.code_key) == by.sha256 else CODE
         return "" if self._known[job.code_key] == before[job.code_key] else CODE
 

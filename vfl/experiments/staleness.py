@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from vfl.datasets import PartyData
 
-UNKNOWN = "the rows and code that it came from are not recorded"
+UNKNOWN = "its rows and its code were not recorded"
 CODE, ROWS = "its code has changed since", "its rows have changed since"
 #: Name of the file with the reason, in the folder of a run that was moved aside.
 NOTE = "stale.json"
@@ -68,7 +68,7 @@ def stale_cells(folder: GridFolder) -> dict[str, str]:
         try:
             now[cell.name], rows[cell.name] = {"code": _code_of(cell)}, _rows_of(cell)
         except UserError as error:
-            found[cell.name] = f"its code cannot be loaded: {error.what}"
+            found[cell.name] = f"code of the cell cannot be loaded: {error.what}"
             continue
         own, newest = records[cell.name], latest.get(rows[cell.name], {})
         if own.get("checked", "") >= newest.get("checked", ""):

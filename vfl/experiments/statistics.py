@@ -347,8 +347,8 @@ class Judgement:
         if self.verdict == "easier":
             return f"{yes} by {_points(self.gain)} ({_points(self.low)} or more)"
         if self.more is None:
-            few = f"{self.victims} {repeats} say too little of how much they differ"
-            few = few if self.victims > 1 else f"one of the {repeats} says nothing of the others"
+            few = f"{self.victims} {repeats} are too few to show how much {repeats} differ"
+            few = few if self.victims > 1 else f"one does not show how much {repeats} differ"
             return f"undecided: {few} (margin {_points(self.margin)})"
         return f"undecided: {self.more} more {repeats} would decide (margin {_points(self.margin)})"
 

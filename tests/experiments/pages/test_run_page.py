@@ -297,7 +297,7 @@ def test_an_attack_has_one_number_the_mean_of_its_draws(run_folder, monkeypatch)
     (table,) = sections["Attacks"].tables
     assert table.rows[0][table.head.index("reaches")] == "67.1 %"
     assert "spectral" not in str(table.rows) + str(page.glance)
-    stale = sections["Stale: from rows or code that have changed since"]
+    stale = sections["Stale results, whose rows or code have changed since"]
     ((_, what, _, was, why),) = stale.tables[0].rows
     assert (what, was, why) == (
         "spectral, k = 1, draw 0", "99.0\xa0%", "its code has changed since",
@@ -308,7 +308,7 @@ def test_an_attack_has_one_number_the_mean_of_its_draws(run_folder, monkeypatch)
         "fine_tuning infers labels with accuracy 67.1 % (mean of 3 draws) from 1 leaked labels"
     )
     assert "50.0 % without the model" in privacy
-    card = next(one for one in page.glance.cards if one.title.startswith("Labels"))
+    card = next(one for one in page.glance.cards if one.title.startswith("Label inference"))
     assert "fine_tuning, mean of 3 draws" in card.note
     assert any("accuracy 67.1 %" in one for one in page.glance.details)
     assert "more victims" not in " ".join(page.glance.details)

@@ -139,7 +139,7 @@ def advantages(entries: Sequence[LeaderboardEntry]) -> Iterator[Drawing]:
     for number, entry in enumerate(entries, 1):
         above = ((float(x), one.advantage) for x, one in enumerate(entry.standings))
         lines.append(Series.of(f"{number} {entry.defense}", above, style_of(number), 100))
-    words = "points of the worst attack above the best baseline, 95 % intervals"
+    words = "percentage points of the worst attack above the best baseline, 95 % intervals"
     yield from _by_leaks("Advantage by leaked labels", words, lines, entries[0])
 
 
@@ -158,7 +158,7 @@ def attack_advantages(
             Series(attack, found, style_of(order))
             for order, (attack, found) in enumerate(points.items())
         ]
-        words = "points of each attack above the best baseline"
+        words = "percentage points of each attack above the best baseline"
         yield from _by_leaks(entry.defense, words, lines, entry)
 
 
@@ -186,7 +186,7 @@ def pictures(drawn: Mapping[str, Mapping[str, Any]]) -> Iterator[Drawing]:
             for name, word, style in (("same", "same class", 2), ("different", "two classes", 1))
         ]
         means = (cut["same_mean"], cut["different_mean"])
-        words = "percent of pairs of test cuts; mean " + " and ".join(
+        words = "percent of pairs of test rows; mean angle of their cuts " + " and ".join(
             "none" if mean is None else f"{mean:.2f}" for mean in means
         )
         yield line_drawing(
@@ -198,8 +198,10 @@ def pictures(drawn: Mapping[str, Mapping[str, Any]]) -> Iterator[Drawing]:
                 Point("", x, y, 1 + label % STYLES)
                 for (x, y), label in zip(cut["map"], cut["labels"], strict=True)
             ]
-            shared = "" if max(cut["labels"]) < STYLES else f"; class {STYLES} and up share them"
-            words = f"{len(points)} test cuts, a colour a class{shared}"
+            shared = (
+                "" if max(cut["labels"]) < STYLES else f"; classes from {STYLES} on share colours"
+            )
+            words = f"{len(points)} test cuts, one colour per class{shared}"
             yield map_drawing(f"t-SNE, {defense}", words, points)
 
 
@@ -341,10 +343,10 @@ _OF_BOARD = (
     "Holm's method, and some attack leaks on the undefended model."
 )
 _OF_ACCESS = (
-    "Points of the worst attack above the best baseline without the model. From left to right, "
-    "each attacker has all the evidence of the attackers before, and more: the cuts in messages; "
-    "then a bottom model and its columns; then the gradients of the training; then the ability to "
-    "tamper with the training."
+    "Percentage points of the worst attack above the best baseline without the model. From left "
+    "to right, each attacker has all the evidence of the attackers before, and more: the cuts in "
+    "messages; then a bottom model and its columns; then the gradients of the training; then the "
+    "ability to tamper with the training."
 )
 _OF_OUTSIDE = (
     "Attacks from outside that were added to this grid, compared with the grid's own worst attack "
@@ -357,7 +359,8 @@ _OF_SEARCHES = (
     "all combinations."
 )
 _OF_STANDINGS = Markup(
-    'Points of the worst attack above the best baseline. <span class="leaks">Leaks</span>: some '
+    "Percentage points of the worst attack above the best baseline. "
+    '<span class="leaks">Leaks</span>: some '
     "attack is above the baseline, adjusted for the number of attacks that may be the worst. <span "
     'class="protected">Protected</span>: every interval ends at or below the best baseline. <span '
     'class="undecided">Undecided</span>: more victims would decide. <span '
@@ -450,7 +453,7 @@ def _sentence(settings: GridSettings) -> str:
         "split": "Each feature party trained its own bottom.",
     }
     active = len(settings.trainings) - 1
-    against = f", honestly and against {_counted(active, 'adversary', 'adversaries')}"
+    against = f", without an adversary and against {_counted(active, 'adversary', 'adversaries')}"
     return (
         f"{_counted(len(settings.victims), 'defense')}, each trained on "
         f"{_counted(len(settings.seeds), 'seed')}{against if active else ''}; "

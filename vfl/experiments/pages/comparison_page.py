@@ -247,7 +247,7 @@ def _frontier_drawing(placed: Sequence[CodecPoint], measure: str, variant: str) 
     return scatter_drawing(
         f"{words}, {variant}" if variant else words,
         f"percent, test rows, mean over repeats, within {_NEAR:g} points of the best; numbered: "
-        "nothing that sends less is better",
+        "no codec that sends less is better",
         "Best at their bytes: " + "; ".join(words for _, words in legend) + ".",
         points,
         "percent of dense float32, both directions, logarithmic",
@@ -319,10 +319,10 @@ def alpha_drawings(lines: Sequence[Line], measure: str) -> Iterator[Drawing]:
     words = caption(measure, "test rows") + bars
     yield from _drawn(f"{score_word(measure)} by alpha", words, score, "alpha")
     losses = [_series(one, lambda line: line.over("loss", TRAINING)) for one in known]
-    words = "with the draws of training, mean over repeats"
+    words = "with training's random draws, mean over repeats"
     yield from _drawn("Training loss by alpha", words + bars, losses, "alpha")
     gaps = [_series(one, lambda line: gap(line, measure), percent(measure)) for one in known]
-    beside = caption(measure, "training rows less test rows, without draws") + bars
+    beside = caption(measure, "training rows minus test rows, without random draws") + bars
     yield from _drawn("Generalisation gap by alpha", beside, gaps, "alpha")
     for family in known:
         by_epoch = [
@@ -495,7 +495,7 @@ def comparison_page(grid: LoadedGrid) -> Content:
     absent = "" if drawn else "Not measured, because no cell is trained yet."
     sections += [
         Section(
-            title="How good, at how many bytes", tables=[quality], below=_OF_QUALITY, roomy=True
+            title="Quality at the number of bytes", tables=[quality], below=_OF_QUALITY, roomy=True
         ),
         Section(title="Cost of sending a cut", tables=[work], below=_OF_WORK, roomy=True),
         Section(title="Curves", drawings=drawn, below=absent),
@@ -539,8 +539,8 @@ def _sentence(settings: CompareSettings, lines: Sequence[Line]) -> str:
     times = f"{repeats} {'folds' if settings.folds else 'seeds'}" if repeats > 1 else "one seed"
     levels = list_text(tuple(f"{level:g} %" for level in settings.levels), shown=8)
     matched = (
-        f" The number behind each ? is the largest whose training frames take at most {levels} of "
-        "dense float32 on the way to the label party."
+        f" Each ? stands for the largest number with which training frames with cuts take at most "
+        f"{levels} of dense float32."
         if levels
         else ""
     )

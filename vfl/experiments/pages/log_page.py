@@ -40,11 +40,15 @@ def sentences(found: Verified) -> list[str]:
         said.append(f"all {found.signed} lines are chained, and signed by a key that was given")
     if found.anchored:
         rest = found.head.number - found.anchored
-        said.append(f"others confirm lines 1 to {found.anchored}; only the party, {rest} after")
+        said.append(
+            f"other parties confirm lines 1 to {found.anchored}, but not the {rest} after them"
+        )
     else:
-        said.append("no log of another party confirms it: its owner could have rewritten it")
+        said.append("no other party's log confirms this log: its owner could have rewritten it")
     if found.open:
-        said.append(f"{found.open} sessions began and have no end: at work, or killed")
+        said.append(
+            f"{found.open} sessions began and have not ended: they are running, or were killed"
+        )
     return said
 
 
@@ -75,11 +79,11 @@ def protection_sheet(party: PartyFile, lines: Sequence[Line]) -> dict[str, str]:
         "sessions": ", ".join(f"{count} {mode}" for mode, count in sorted(sessions.items())) or "0",
         "refused": str(sum(line.event == "refused" for line in lines)),
         "rows sent, counted at each sending": str(sum(line.rows for line in ended)),
-        "sent": f"{sent} of cuts or their like; columns and ids stay here",
+        "sent": f"{sent} of cuts or similar messages; columns and ids stay here",
         "epsilon spent, of one row's inputs": f"{epsilon:.4g}" if stated else "none is stated",
         "rows erased": str(forgotten),
         "consent": f"party.toml, in {len(consents)} versions"
-        + (f"; the last of sha256 {consents[-1].consent}" if consents else ""),
+        + (f"; the last has sha256 {consents[-1].consent}" if consents else ""),
         "retention": _TO_STATE,
     }
 

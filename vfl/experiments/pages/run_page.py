@@ -415,7 +415,7 @@ def _who_held_what(run: LoadedRun) -> str:
         holders = f"The feature parties held their columns and {models}"
     top = f" and {keeps[1]}" if keeps else "" if mode == "permuted" else " and the top model"
     if middle := run.config.get("middle", {}).get("party"):
-        top = f" and the head, {middle} the model in the middle and no data"
+        top = f" and the head; {middle} held the middle model and no data"
     labels = f"{owner} held the labels{own}{top}"
     if run.tasks:
         labels = f"{list_text((owner, *run.tasks))} each held labels and a top model of their own"

@@ -10,7 +10,7 @@ from vfl.experiments.results import TEST, LoadedGrid, Record
 from vfl.experiments.staleness import put_aside
 from vfl.experiments.tables import SHARES, Table, number_text, percent_text
 
-_TITLE = "Stale: from rows or code that have changed since"
+_TITLE = "Stale results, whose rows or code have changed since"
 _BELOW = (
     "No table, mean, rank or verdict above uses these results. The command below trains these "
     "cells again and moves the old results to stale/. A report compares the code of trainings and "
@@ -32,7 +32,7 @@ def beside_stale(page: Content, grid: LoadedGrid) -> Content:
     sections, tables = list(page.sections), list(page.tables)
     if aside:
         earlier = "1 earlier training" if len(aside) == 1 else f"{len(aside)} earlier trainings"
-        notes.append(f"{earlier}, of other rows or with other code, kept in stale/")
+        notes.append(f"{earlier}, with other rows or other code, are kept in stale/")
     if stale:
         cells = len({one.cell for one in stale})
         notes.append(

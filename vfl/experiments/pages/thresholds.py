@@ -84,7 +84,7 @@ def threshold_lines(run: LoadedRun, missed_cost: float | None = None) -> list[tu
     if tested is None:
         return []
     rate = tested.positives / tested.rows
-    guess = f"(a guess has {rate:.4f}, the share of positives)"
+    guess = f"(guessing has {rate:.4f}, the share of positives)"
     lines = [("average precision", f"{average_precision(tested):.4f} {guess}")]
     for how, one in _chosen(run, missed_cost):
         found = f"recall {one.recall:.1%}"
@@ -115,7 +115,7 @@ def threshold_sections(run: LoadedRun, missed_cost: float | None = None) -> Iter
         tables=[_threshold_table(run, tested, missed_cost)],
         pairs=[
             ("Average precision", number_text(average_precision(tested))),
-            ("Average precision of a guess", f"{number_text(rate)}, the share of positives"),
+            ("Average precision of guessing", f"{number_text(rate)}, the share of positives"),
             ("Gini", f"{number_text(tested.gini())}, 2 AUC - 1"),
             ("KS", f"{number_text(tested.kolmogorov_smirnov())}, {_OF_KS}"),
         ],

@@ -112,12 +112,12 @@ def value_sentences(lines: Sequence[Line], measure: str) -> list[str]:
             text = score_text(less, measure, "+")
             gain = sign * less.mean - (less.half_width or math.inf)
             verdict = "joining buys that" if gain > 0 else "no gain is shown"
-            found.append(f"split less {what}: {text}{unit}; {verdict}")
+            found.append(f"split minus {what}: {text}{unit}; {verdict}")
     for what in (CENTRAL, f"{BOOSTING}, all columns"):
         if what in named and (less := split.less(named[what], measure)) is not None:
             inside = less.half_width is not None and abs(less.mean) <= less.half_width
             verdict = "within the interval of 0" if inside else "outside the interval of 0"
-            found.append(f"split less {what}: {score_text(less, measure, '+')}{unit}; {verdict}")
+            found.append(f"split minus {what}: {score_text(less, measure, '+')}{unit}; {verdict}")
     if (seeds := len(split.values(measure))) < _ENOUGH_SEEDS:
         found.append(_few(seeds))
     return found
@@ -126,7 +126,7 @@ def value_sentences(lines: Sequence[Line], measure: str) -> list[str]:
 def _few(seeds: int) -> str:
     """Return a warning about few seeds: an interval over two seeds has one degree of freedom."""
     count = {1: "one seed says", 2: "two seeds say"}.get(seeds, f"{seeds} seeds say")
-    return f"{count} little: intervals are wide or missing, take at least {_ENOUGH_SEEDS}"
+    return f"{count} little: intervals are wide or missing; use at least {_ENOUGH_SEEDS} seeds"
 
 
 def value_table(lines: Sequence[Line], measure: str) -> Table:
@@ -169,7 +169,7 @@ def _glance(lines: Sequence[Line], measure: str) -> Glance:
         ),
         beside("Over the best party alone", best),
         beside("Relative to one place", CENTRAL),
-        Card("On the wire", bytes_text(sent_by(split)), "a training, without a codec"),
+        Card("On the wire", bytes_text(sent_by(split)), "per training, without a codec"),
     ]
     return Glance(cards, ". ".join(value_sentences(lines, measure)) + ".")
 
