@@ -203,7 +203,8 @@ def seen_of_attention(seen: dict[str, Tensor], scores: int) -> Tensor:
     """Return the attention scores that P1 sees, or the opened values of their exponents."""
     if "layers.0.attention" in seen:
         found = seen["layers.0.attention"]
-        return found[found.argsort(descending=True)][:scores]  # the least are of later tokens
+        # attention masks later tokens, so their scores are the smallest
+        return found[found.argsort(descending=True)][:scores]
     opened = [each for name, each in seen.items() if name.startswith("opened")]
     return [each for each in opened if each.numel() == scores][1] * 2.0**-13
 

@@ -273,7 +273,7 @@ def main() -> None:
     parser.add_argument(
         "--sweep",
         action="append",
-        help="parts to run: depth, length, half, noise, codec, sanitised",
+        help="studies to run: depth, length, half, noise, codec, sanitised",
     )
     parser.add_argument("--most", type=int, help="largest number of attacks; rerun to go on")
     arguments = parser.parse_args()

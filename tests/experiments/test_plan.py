@@ -38,7 +38,7 @@ def test_few_rows_that_choose_the_epoch_are_told(path):
     told = "chosen_by_few_rows"
     assert told not in plan.of_experiment(path)
     for setting in ("train.keep=best", "train.patience=1"):
-        assert plan.of_experiment(path, [setting])[told].startswith("30 validation rows")
+        assert plan.of_experiment(path, [setting])[told].startswith("only 30 validation rows")
     enough = ["train.keep=best", "data.rows=1000"]
     assert told not in plan.of_experiment(path, enough)
 

@@ -169,7 +169,7 @@ class RunFolder:
             )
 
     def about(self) -> dict[str, Any]:
-        """Return the record of the run: name, time, version, mode and state.
+        """Return the record of the run: name, time, version, mode and command.
 
         Raises:
             RunFolderError: the record is missing or damaged, or has another format.
@@ -293,7 +293,7 @@ class RunFolder:
         self._write_figures(_LABEL_ALONE, figures)
 
     def scored(self) -> dict[str, Any]:
-        """Return counts of rows for each split; empty if there is no record. See `summary`."""
+        """Return numbers of scored rows by split; empty if there is no record. See `summary`."""
         return self._figures(_SCORED) if (self.path / _SCORED).exists() else {}
 
     def finish(

@@ -323,8 +323,8 @@ def _of_middle(agreed: Agreed) -> Iterator[str]:
         )
     if agreed.secure != "none":
         yield (
-            f"secure = '{agreed.secure}' hides cuts from the label party, but with "
-            "[middle] it receives none"
+            f"secure = '{agreed.secure}' hides cuts from the label party, which receives "
+            "no cuts with [middle]"
         )
 
 

@@ -110,7 +110,7 @@ class Advice:
 
 
 def _takes(name: str, experiment: Experiment) -> bool:
-    """Return whether a defense supports the merger of an experiment's cuts."""
+    """Return whether a defense can process an experiment's merged cuts."""
     if defenses.DEFENSES.member(name).merged is defenses.Defense.merged:
         return True
     try:

@@ -61,7 +61,7 @@ class Standing:
         over_scratch: value of the attack minus value of training from scratch on the leaked rows;
             for an attack without leaked rows, minus the value of the same attack on the inputs
             (thesis, equation 4-2). None if neither baseline exists.
-        chance: p-value against the claim that the defense protects perfectly from every attack,
+        chance: p-value for the claim that the defense protects perfectly from every attack,
             adjusted over k, baselines and defenses (`claims`); a small value supports the claim.
         leak_chance: p-value of the claim that an attack succeeds, adjusted over attacks, and over
             defenses and k.

@@ -60,8 +60,8 @@ class Check:
 
     Attributes:
         cell, evaluator, subject, measure, k, draw: see `vfl.experiments.results.Record`.
-        submitted, again: the submitted value and the repeated value; None if the figure exists only
-            on the other side.
+        submitted, again: the submitted value and the repeated value; None if these results do
+            not have the figure.
         room: largest accepted difference between the two values.
     """
 

@@ -61,7 +61,7 @@ class AttackContract(Contract):
     leaks: ClassVar[int] = 5
 
     def case(self, leaking: bool, grants: frozenset[Grant]) -> Case:
-        """Make a victim (attacked model) whose cuts separate the classes, or none of them.
+        """Make a victim whose cuts separate the classes, or do not depend on the labels.
 
         Args:
             leaking: whether the victim's cuts leak the labels.

@@ -58,7 +58,7 @@ def split(
         model: any module; `split` adds hooks to this module, and makes no copy.
         at: name of the cut layer in `model.named_modules`. Alternatives: a dict with one layer per
             feature party; or two layers if the feature party sends a cut at the first, and the
-            label party sends a cut back at the second (U-shape: Vepakomma et al. 2018, section 3).
+            server sends a cut back at the second (U-shape: Vepakomma et al. 2018, section 3).
         example: the arguments of one forward pass: a tensor, a tuple, or a dict by argument name.
         label_inputs: names of model inputs that the label party has as well as the feature party,
             such as a mask.
@@ -133,7 +133,7 @@ class _Cut:
         position: position of the tensor among the tensors in this output.
         row_axes: number of leading axes that a codec counts as rows.
         width: number of values per row.
-        back: whether the label party sends the tensor back to the feature party (U-shape).
+        back: whether a server sends the tensor back to the feature party (U-shape).
     """
 
     name: str
@@ -350,7 +350,7 @@ class CutModel(Crossings):
         is_flat = len(axes) == 2 and cut.row_axes == 1
         flat = values if is_flat else values.reshape(prod(axes[: cut.row_axes]), cut.width)
         # In a U-shape the feature party has the labels, and sends gradients of the cut that the
-        # label party sent back.
+        # server sent back.
         own = labels if cut.back or self.server is None else None
         if not cut.back:
             guarded = self._guarded(cut.name, flat, context)
@@ -679,7 +679,7 @@ class _Traced:
 
 
 def _owners_of(at: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Return the name of each cut layer, by the feature party that sends the cut."""
+    """Return the name of each cut layer, by the party that sends the cut."""
     if isinstance(at, str):
         return {_FEATURE: at}
     if isinstance(at, Mapping):

@@ -52,7 +52,7 @@ def one_a_row(labels: Tensor) -> Tensor:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Return the device of a model's weights."""
+    """Return a tensor, or a tuple, list or dict that contains tensors, on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, Mapping):

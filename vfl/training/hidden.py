@@ -43,10 +43,9 @@ class HiddenStatistics:
 
     Attributes:
         common: number of rows that both parties have; the feature party learns this number as well.
-        inputs: number of each party's inputs that were left out, because too few of the party's
+        inputs: number of each party's inputs that the regression uses.
+        left_out: number of each party's inputs that were left out, because too few of the party's
             rows have a value other than the most frequent one.
-        left_out: number of each party's inputs that were left out, because too few of its rows
-            differ in them.
         explained: share of the label's variance that a linear regression explains (R2), adjusted
             for the number of inputs and averaged over classes; keys are the parties whose inputs
             the regression uses.

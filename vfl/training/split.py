@@ -37,7 +37,7 @@ _ON_LABELS = ("loss", "gradient")
 _ELSEWHERE = ("labels", "counts", "batch", "fit", "targets", "received")
 #: Beginning of the error message that torch's batch normalisation raises in training.
 _ONE_ROW = "Expected more than 1 value per channel"
-#: Directions of a cut and of its gradient, and directions for a cut that the label party sends back
+#: Directions of a cut and of its gradient, and directions for a cut that a server sends back
 #: (U-shape).
 _FORTH, _BACK = ("up", "down"), ("down", "up")
 
@@ -226,7 +226,7 @@ class Crossings(nn.Module):
             labels: labels of the rows.
             context: step context of the forward pass.
             addition: collector of the additional loss terms of the forward pass.
-            back: whether the label party sends the cut back to the feature party (U-shape), which
+            back: whether a server sends the cut back to the feature party (U-shape), which
                 then returns its gradient.
         """
         codec, own = self._codecs[name], self._context(context, self._secrets[name])

@@ -37,7 +37,7 @@ def sentences(found: Verified) -> list[str]:
     if found.strange:
         said.append(f"{found.strange} lines are signed by keys that were not given (--key)")
     if found.holds:
-        said.append(f"all {found.signed} lines are chained, and signed by a key that was given")
+        said.append(f"all {found.signed} lines are chained by hashes, and signed by a given key")
     if found.anchored:
         rest = found.head.number - found.anchored
         said.append(
