@@ -236,6 +236,21 @@ def test_pages_are_given_back(place):
     assert resident(array) <= 2 << 20
 
 
+@pytest.mark.parametrize(
+    "read", [MappedTensor.__getitem__, lambda rows, at: rows.index_select(0, at)]
+)
+def test_a_sample_of_all_rows_does_not_stay_in_memory(place, read):
+    """The bins of a column's drift read every n-th row, the best guess reads all test labels."""
+    file, rows = DiskArray(place, (1 << 21, 2), np.float32), np.arange(1 << 22).reshape(-1, 2)
+    file.write(0, rows)
+    array = file.read(1 << 20)
+    sample = torch.arange(0, len(rows), 20)
+    found = read(MappedTensor.over(array), sample)
+    assert torch.equal(found.long(), torch.from_numpy(rows)[sample])
+    assert array.nbytes == 1 << 24
+    assert resident(array) <= 2 << 20
+
+
 def test_cutting_sorted_runs_leaves_none_of_them_in_memory(place):
     """Few ids are looked at, but all over each run, and the system maps much around each."""
     drawn = np.random.default_rng(0).permutation(1_000_000)
@@ -260,7 +275,7 @@ def resident(array):
 
 
 def test_ids_in_no_order_are_put_in_order_in_a_quarter_of_the_memory_that_is_set(tmp_path):
-    """What is made of a range of merged ids was the peak of all loading."""
+    """The arrays for a range of merged ids were the peak of all loading."""
     path, memory = tmp_path / "table.parquet", 8 << 20
     pd.DataFrame({"id": np.random.default_rng(0).permutation(500_000)}).to_parquet(path)
     tracemalloc.start()

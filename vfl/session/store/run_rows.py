@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,12 @@ _POSITION, DIGEST = np.dtype("<i8"), np.dtype("<u8")
 #: Use of a row in a run, as a number: an index into `_PARTS`, or NEW for a row that the run did not
 #: use.
 TRAINED, VALIDATED, TESTED, NEW = range(4)
+
+
+def _pieces(rows: np.ndarray, dtype: np.dtype[Any]) -> Iterator[bytes]:
+    """Yield the bytes of an array, which may be mapped, in pieces."""
+    for start in range(0, len(rows), BLOCK_ROWS):
+        yield rows[start : start + BLOCK_ROWS].astype(dtype).tobytes()
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +81,10 @@ class RunRows:
         }
         start = json.dumps(head).encode()
 
-        def arrays() -> Iterator[bytes]:
-            yield from (part.astype(_POSITION).tobytes() for part in parts)
-            if self.ids is not None:
-                yield self.ids.astype(DIGEST).tobytes()
-
-        write_sealed(path, chain([len(start).to_bytes(4, "little"), start], arrays()), seal)
+        pieces = [_pieces(part, _POSITION) for part in parts]
+        if self.ids is not None:
+            pieces.append(_pieces(self.ids, DIGEST))
+        write_sealed(path, chain([len(start).to_bytes(4, "little"), start], *pieces), seal)
 
     @classmethod
     def load(cls, path: Path, seal: Seal) -> RunRows:
