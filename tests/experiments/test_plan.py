@@ -202,7 +202,7 @@ def test_a_third_partys_bytes_are_planned_too(path):
         (["secure=sum"], "merge = 'sum'"),
         ([*SUM, "secure=sum", "codec=topk:k=3"], "codec = 'none'"),
         ([*SUM, "secure=sum", "defense=potential"], "a defense of inputs"),
-        ([*SUM, "secure=sum", "trace.phases=train"], "no trace"),
+        ([*SUM, "secure=sum", "trace.phases=train"], "no [trace]"),
         ([*SUM, "secure=sum:bits=12"], "8, 16, 32"),
         ([*SUM, "secure=bever"], "beaver, none, pea, permuted, sum"),
         ([*SUM, "secure=beaver"], "train.optimizer = sgd"),
