@@ -356,8 +356,7 @@ def _id_of(
         "no column of this table identifies its rows",
         where="data.id",
         got=got,
-        want="a column that identifies the object of each row, the same at every party, each "
-        "id once",
+        want="an id column: one id for each row, each id once, and the same ids at every party",
         fix=fix or "add the column by which the parties identify the same rows",
     )
 

@@ -855,7 +855,7 @@ def blocks(columns: int, parties: Sequence[str]) -> dict[str, np.ndarray]:
     """
     if not 1 <= len(parties) <= columns or len(set(parties)) != len(parties):
         raise DataError(
-            "these parties cannot share these columns",
+            "these columns cannot be divided among these parties",
             got=f"{len(parties)} parties ({len(set(parties))} different), {columns} columns",
             want="at least one party, each named once, and a column for each of them",
         )

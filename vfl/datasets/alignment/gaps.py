@@ -104,7 +104,7 @@ def _follow(protocol: Protocol, own: Own, parties: Sequence[str], label_party: s
     slots = np.frombuffer(answer, _SLOT, offset=1).astype(np.int64)
     fits = rows <= own.bounds.max_ids and len(np.unique(slots)) == len(slots)
     if not fits or slots.max(initial=-1) >= rows or int((slots < complete).sum()) != complete:
-        raise ProtocolError(f"'{label_party}' sent positions of rows that no session can have")
+        raise ProtocolError(f"'{label_party}' sent positions that no session can have")
     positions = np.full(rows, -1, dtype=np.int64)
     positions[slots] = mine
     return Found(positions, complete, {own.party: positions >= 0})

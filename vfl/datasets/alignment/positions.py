@@ -146,7 +146,7 @@ class Alignment:
         whole = len(self.positions) + len(self.withdrawn)
         if places and (min(places) < 0 or max(places) >= whole):
             raise MisalignedError(
-                "rows are withdrawn that this alignment does not have",
+                "this alignment does not have the rows to withdraw",
                 where=f"alignment '{self.agreed.name}', version {self.version}",
                 want=f"positions below {spaced(whole)}",
                 fix="vfl align",

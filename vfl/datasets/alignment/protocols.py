@@ -414,7 +414,7 @@ class EcdhPsi(Protocol):
         """Return the pair's stored keys, or fresh keys if the two parties' keys differ."""
         if own.keys is None or len(parties) > 2:
             raise BadOptionError(
-                "keys are reused by two parties of a federation only",
+                "only two parties of a federation can reuse keys",
                 where="option 'reuse'",
                 got=f"{len(parties)} parties" if own.keys else "parties without a store",
                 want="a project of two parties, or data.missing_rows = 'token'",
