@@ -126,7 +126,7 @@ class CellResources:
                     raise ValueError
             except ValueError:
                 raise ConfigError(
-                    "this is no resource of a cell (training)",
+                    "this is an unknown resource of a cell",
                     where="--ray",
                     got=word,
                     want="ADDRESS,cpus=NUMBER,gpus=NUMBER,memory=2GB|auto",
