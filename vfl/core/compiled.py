@@ -47,8 +47,8 @@ def native(array: np.ndarray) -> Any:
 def prefetch(flat: Any, place: Any) -> None:
     """Make the processor load an entry of a flat array into its cache; without numba, do nothing.
 
-    A loop with random access to a table larger than the processor's cache prefetches an entry some
-    iterations before it reads the entry.
+    A loop that reads a table larger than the processor's cache in random order calls this function
+    for an entry some iterations before it reads the entry.
     """
 
 

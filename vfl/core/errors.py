@@ -122,7 +122,7 @@ class VFLError(Exception):
         return "\n".join([f"error[{self.code}]: {record['what']}", *record_lines(record)])
 
     def record(self) -> dict[str, str | None]:
-        """Return the error's fields, printable text only, for a program or another party."""
+        """Return the error's fields as printable texts, for a program or another party."""
         facts = {name: getattr(self, name) for name in _FACTS}
         return {key: text and printable_lines(text, _ERROR_LIMIT) for key, text in facts.items()}
 

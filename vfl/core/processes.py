@@ -251,7 +251,7 @@ class Service(Process):
 
 
 def _reason(said: str) -> tuple[str | None, str, str]:
-    r"""Return the place, the cause and the fix of the last vfl error in a log.
+    r"""Return the place, the cause and the fix that the last vfl error in a log states.
 
     If the log has no such error, return the last line of the log as the place.
 

@@ -43,8 +43,8 @@ from vfl.core.errors import (
 from vfl.core.products import members_of
 
 Member = TypeVar("Member")
-#: Largest value of an option that is a time in seconds: one week. Longer waits make no sense, and a
-#: socket refuses far larger numbers.
+#: Largest value of an option that is a time in seconds: one week. A longer waiting time makes no
+#: sense, and a socket refuses far larger numbers.
 _MOST_SECONDS = 7 * 24 * 3600.0
 #: Largest value of a numeric option, unless the member itself allows more.
 MOST = 1e9
@@ -88,7 +88,8 @@ def parts(spec: str) -> list[str]:
     return re.split(r"\+(?=\s*[A-Za-z_])", spec)
 
 
-#: All registries; `load_plugin` updates them when a plug-in file is loaded again.
+#: All registries of plug-in families; `load_plugin` updates them when a plug-in file is loaded
+#: again.
 _REGISTRIES: weakref.WeakSet[Registry[Any]] = weakref.WeakSet()
 #: SHA-256 of each plug-in file that this process ran, by path.
 _RUN: dict[Path, bytes] = {}
@@ -256,7 +257,8 @@ class Registry(Generic[Member]):
         option_aliases: maps another spelling of an option to the option's name.
 
     Attributes:
-        own: names of the members that the registry was created with, without later registrations.
+        own: names of the members with which the registry was created; later registrations are not
+            included.
     """
 
     def __init__(
@@ -352,7 +354,7 @@ class Registry(Generic[Member]):
         return dict(_options_of(member))
 
     def make(self, spec: str) -> Member:
-        """Build the member that a spec describes.
+        """Build the member (plug-in object) that a spec describes.
 
         Raises:
             UnknownNameError, UnknownOptionError, BadOptionError, SpecError: the spec is wrong; the

@@ -123,7 +123,7 @@ def fingerprint(rows: Tensor) -> str:
 
 
 class Secret:
-    """A 32-byte key of one party, and the random streams derived from it.
+    """A 32-byte key of one party, and the random streams that are derived from the key.
 
     Every stream belongs to one purpose; streams of different purposes have different keys. The
     key's bytes are not in `repr`, comparisons of secrets take constant time, and the object refuses

@@ -48,8 +48,8 @@ _HEADER_LIMIT_BYTES = 4096
 _ALIGNED_BYTES = 64
 _PIECE_BYTES = 1 << 20
 _ZEROS = "0" * 64
-#: Patterns that find the digest at the end of a JSON record and in the header of a safetensors
-#: file.
+#: Regular expressions that find the SHA-256 digest at the end of a JSON record and in the header of
+#: a safetensors file.
 _JSON_DIGEST = re.compile(rb'"sha256": "([0-9a-f]{64})"\n}\n\Z')
 _TENSORS_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _LOCK = ".lock"
@@ -122,7 +122,7 @@ def damaged(path: Path) -> RunFolderError:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder and its missing parents, accessible to the owner only."""
+    """Make a folder and its missing parents, which only their owner can access."""
     if path.is_dir():
         return
     # Meanwhile, the thread of another party may have made the folder.
@@ -588,7 +588,7 @@ def _record(content: bytes | memoryview, path: Path) -> dict[str, Any]:
 
 
 def stamp() -> dict[str, Any]:
-    """Return the first fields of every record: the format, and the version of vfl."""
+    """Return the first fields of every record: the format number, and the version of vfl."""
     return {"format": FORMAT, "vfl": VERSION}
 
 

@@ -18,7 +18,7 @@ TEXT_LIMIT = 2000
 # could cover neighbouring lines of text.
 _MARKS = 3
 _REPLACEMENT = "?"
-#: Control, format (bidirectional, zero-width) and unassigned characters.
+#: Characters that control output: control, format (bidirectional, zero-width) and unassigned ones.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn"}
 _SPACES = {"Zs", "Zl", "Zp"}
 _BREAKS = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x85")
@@ -130,7 +130,7 @@ def logs_json() -> bool:
 
 
 def log_entries(lines: Iterable[str]) -> list[str]:
-    r"""Group the lines of a log into entries: an error and its detail lines form one entry.
+    r"""Group the lines of a log into entries; an error and the lines of its details form one entry.
 
     >>> log_entries(["begins", "error[V405]: bank is gone", "  got   a closed stream", "ends"])
     ['begins', 'error[V405]: bank is gone\n  got   a closed stream', 'ends']

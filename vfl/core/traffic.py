@@ -10,7 +10,8 @@ from typing import Any
 from vfl.core.frame import HEADER_BYTES, Frame, Kind
 from vfl.core.text import csv_text
 
-#: Phase of handshakes and reports; the size of these frames does not depend on the training.
+#: Phase in which frames of handshakes and reports are counted; their size does not depend on the
+#: training.
 CONTROL = "control"
 _PHASES = {
     Kind.CUT: "train",
@@ -29,7 +30,8 @@ class Traffic:
     Attributes:
         direction: "up" (from the feature party to the label party) or "down".
         payload_bytes: bytes of the payloads, for example of encoded cuts or gradients.
-        wire_bytes: payload plus the 16-byte headers; the bytes of TLS records are not counted.
+        wire_bytes: payload bytes plus the 16-byte headers; the bytes of TLS records are not
+            counted.
         seconds: time that the label party waited for these frames, in seconds.
     """
 

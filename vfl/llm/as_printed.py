@@ -381,7 +381,7 @@ def _saved(ciphertext: Any, file: str) -> bytes:
 
 
 def _loaded(part: bytes, file: str) -> Any:
-    """Load a ciphertext of these parameters; the library validates it."""
+    """Load a ciphertext for this module's BFV parameters; the library validates it."""
     found = package().Ciphertext()
     Path(file).write_bytes(part)
     try:

@@ -45,7 +45,7 @@ class LlmLimits(Settings):
     Attributes:
         max_questions: largest number of questions answered with one set of weights; from many
             answers, a user could compute a layer's weights.
-        questions_per_hour: largest number of questions answered within an hour.
+        questions_per_hour: largest number of questions that the owner answers within an hour.
         max_tokens: largest number of tokens of a question and its answer together, summed over the
             questions of a batch.
         max_dealt: largest number of questions whose dealt material (correlated randomness) is

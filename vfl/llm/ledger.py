@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HOUR_S = 3600.0
 #: Upper bound of every number in an entry of the ledger; every limit is smaller than this bound.
 _ALL = 2**31
-#: File next to the ledger in which an earlier version of vfl recorded each answer as a line.
+#: File beside the ledger in which an earlier version of vfl wrote one line for each answer.
 _FORMER = "asked.jsonl"
 
 

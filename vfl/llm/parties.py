@@ -697,7 +697,7 @@ class Party:
 
 
 class Owner(Party):
-    """The model owner, which holds the weights and answers a limited number of questions.
+    """The model owner, which has the weights and answers a limited number of questions.
 
     Args:
         file: the owner's file of settings.

@@ -548,7 +548,7 @@ def layer_shapes(shape: DecoderShape, form: Form) -> list[LayerShape]:
 
 
 def linear_layers(model: Decoder | Encoder) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """Return P0's weights and biases of all linear layers; see `linear_layer`."""
+    """Return P0's weights and biases of all linear layers by name; see `linear_layer`."""
     names = [each.name for each in layer_shapes(model.shape, Form()) if each.name != "norm"]
     return {name: linear_layer(model, name) for name in (*names, "head")}
 

@@ -1,8 +1,8 @@
 """Softmax of attention scores on additive shares: no party sees scores, not even permuted.
 
-A form with ``protect="scores"`` uses this softmax. The two holders open only values under uniform
-masks of the same ring, so neither holder learns a value. The dealer deals randomness offline and
-sees no value.
+Forms (protocol settings) with ``protect="scores"`` use this softmax. The two holders open only
+values under uniform masks of the same ring, so neither holder learns a value. The dealer deals
+randomness offline and sees no value.
 
 **Look-up by a shared one-hot vector** (one-time truth tables: Ishai, Kushilevitz, Meldgaard,
 Orlandi and Paskin-Cherniavsky 2013, section 3). For a secret x, the holders open c = x + r in a
@@ -51,7 +51,7 @@ from vfl.mpc.ring import ELEMENT_BITS
 from vfl.mpc.rules import P0, P1, P2
 from vfl.mpc.shares import blank
 
-#: Number of openings of a softmax; the two messages of an opening travel at the same time.
+#: Number of openings in one softmax; the two messages of an opening travel at the same time.
 OPENINGS = 7
 #: Fraction bits of an exponent s - m, and number of bits of the exponent's lower digit, whose value
 #: is below 8.

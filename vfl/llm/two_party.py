@@ -457,7 +457,7 @@ class Role(Engine):
 
         Line 4 of the algorithm in print sends P1's message to P1; here P1 sends the message to P0,
         which then knows the masked factor Y - V. P0 learns only Y - V, which is uniformly
-        distributed; P1 learns nothing. The product takes one message from P1 to P0, of s bits per
+        distributed; P1 learns nothing. The product takes one message from P1 to P0, with s bits per
         element of Y. In fast mode, the product takes no message if P1 knows its share of Y in
         advance, because P1 has sent its message offline. Offline: P2 sends P1 s bits per element of
         Z.
@@ -604,7 +604,7 @@ class Role(Engine):
         return [self._as_sent(part.share - u) for (part, _), u in pairs]
 
     def _open_growing(self, of: _GrowingProduct) -> Tensor:
-        """At a holder in thesis mode, open both factors, then multiply."""
+        """At a holder in thesis mode, open both factors of the product, then multiply them."""
         masks, w = [self._take() for _ in of.parts], self._take()
         opened, (u, v) = self._hidden_parts(of, masks), masks[:2]
         self._send_all(P1 - self.role, of.number, opened, of.wanted)
@@ -1028,7 +1028,7 @@ class Role(Engine):
         return found
 
     def _kept(self, draw: Callable[[], Tensor]) -> Tensor:
-        """Draw a tensor in the offline phase, and read the same tensor in the online phase."""
+        """Draw a tensor in the offline phase and store it; return it again in the online phase."""
         if self.offline:
             self._keep(drawn := draw())
             return drawn

@@ -1,4 +1,4 @@
-"""Each party's part of the shared weights, in blocks of rows, so that memory never holds all rows.
+"""Each party's part of the shared weights, in blocks of rows, so that memory never has all rows.
 
 The model owner (P0) stores its weights as integers in a file that is mapped into memory. P1 (the
 user) stores the masked weights, packed, and reads one block at a time. P2 (the dealer) stores one
@@ -172,7 +172,7 @@ class Constant:
         return found
 
     def transposed(self) -> Constant:
-        """Return the same weights with inputs and outputs exchanged, without a bias."""
+        """Return the same weights with exchanged inputs and outputs, and without a bias."""
         return replace(self, bias=None, turned=not self.turned)
 
 

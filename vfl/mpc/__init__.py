@@ -1,7 +1,7 @@
 """Arithmetic on secret shares: ring elements, one-time pads, and protocols over the caller's links.
 
 The package vfl.mpc opens no network socket and contains no model. Users call `private`, or set a
-secure mode in an experiment. docs/mpc.md states what each party learns.
+secure mode in an experiment file. docs/mpc.md states what each party learns.
 
     engine, numbers, shares  one engine of shares: opening, product, truncation, of a number system
     ring, stream, channel    reals as ring elements; one-time pads; messages and their accounts

@@ -129,7 +129,7 @@ class Channel:
         return memoryview(frame.payload)
 
     def _frame_of(self, wanted: int) -> Frame:
-        """Return the next frame of an operation; refuse a frame of an unexpected operation."""
+        """Return the next frame of an operation; refuse the frame of any other operation."""
         if kept := self._early.get(wanted):
             frame = kept.popleft()
             self._early_bytes -= frame.wire_bytes
@@ -207,8 +207,8 @@ class Channel:
             both = np.concatenate([large, small])
             if len(both) and both.max() >= size:
                 raise self._bad_lists("an index outside the tensor that it belongs to")
-            # Marking the listed elements is ten times as fast as sorting the lists, as `unique`
-            # does.
+            # Marking the indices in a table is ten times as fast as sorting the lists, as torch's
+            # `unique` does.
             marked = np.zeros(size, bool)
             marked[both] = True
             if np.count_nonzero(marked) != len(both):

@@ -151,7 +151,7 @@ class Engine(Peer):
     """One party of a computation on shares: a holder of shares, or the dealer.
 
     Args:
-        role: number of the role, counted from 0; the last role is the dealer's.
+        role: role number of this party, counted from 0; the last role is the dealer's.
         links: links to the other parties, by role. Only the two parties of a link are able to read
             it.
         holders: number of holders of shares.
@@ -231,7 +231,7 @@ class Engine(Peer):
         return decode(total, shared.bits)
 
     def _revealed(self, number: int, shared: SharedTensor, to: int | None) -> Tensor | None:
-        """Return the revealed elements at the parties that learn them, and None at the others."""
+        """Return the revealed elements at the parties that learn them, and None at all others."""
         if self.deals:
             return None
         if to is None:

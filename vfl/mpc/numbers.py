@@ -1,8 +1,8 @@
 """Number systems of shares: integers modulo 2^64 (ring), and modulo the prime 2^61 - 1 (field).
 
-Elements of both number systems are stored as int64. Ring elements wrap around like int64, so an
-operation of the ring is torch's own operation. Field elements are from 0 to p - 1; the field exists
-because in the ring a MAC would miss a change of high bits.
+Elements of both number systems are stored as int64. Ring elements wrap around like int64, so
+torch's own operations are the operations of the ring. Field elements are from 0 to p - 1; the field
+exists because in the ring a MAC would miss a change of high bits.
 
 To divide a shared x by 2^shift, the holders open c = x + offset + r, where r is a mask. The dealer
 has dealt shares of the parts of the mask (Escudero et al. 2020, section 5.1). Whether the sum
@@ -72,7 +72,7 @@ class Ring:
         return matmul_each(left, right) if operation is matmul else operation(left, right)
 
     def additive(self, linear: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-        """Apply a map that only moves and adds elements, such as an unfolding of patches."""
+        """Apply a map that only moves and adds elements, for example one that extracts patches."""
         return linear(*operands)
 
     def parts(self, mask: Tensor, shift: int) -> list[Tensor]:

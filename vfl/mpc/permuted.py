@@ -49,7 +49,8 @@ class Function:
         mirror: number c with f(-x) = c - f(x), a symmetry that lets the holders give values random
             signs. None if the function lacks this symmetry.
         whole_slope: whether the derivative is always 0 or 1, so that it needs no fraction bits.
-        positive: whether the function is defined only above 0; dummies are then positive too.
+        positive: whether the function is defined only for positive numbers; dummies are then
+            positive too.
     """
 
     name: str
@@ -108,7 +109,7 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
 
     Two elements with equal sort keys stay in the order of their indices. Among 2^20 elements, the
     probability that any two of their 44-bit keys are equal is 0.03; among 2^16 elements it is
-    0.0001. If two keys are equal, the order of one pair of neighbours is not random.
+    0.0001. If the keys of two neighbours are equal, only the order of this one pair is not random.
 
     Raises:
         ReusedPadError: the permutation for this purpose and step was drawn before.

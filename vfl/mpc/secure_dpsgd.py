@@ -24,8 +24,8 @@ step takes these rounds of messages:
             (Canonne et al. 2020) with 3 / (2 m) of the requested variance
 
 A division takes a round of messages, because dividing each share locally gives a wrong quotient for
-half of all numbers that use the ring's full range. With the dealer's help, divisions are exact to
-one unit (Escudero et al. 2020).
+half of all numbers that use the ring's full range. With the dealer's help, the results of divisions
+are exact to one unit (Escudero et al. 2020).
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class SecureSgd:
         """Return the privacy guarantee of a row against observers of the model who are not parties.
 
         With a public seed, the guarantee is that of the row that is contained in the largest number
-        of batches. The guarantee counts each of these batches as one noisy step, without
+        of batches. The guarantee counts each of these batches as one noisy step, without privacy
         amplification by sampling.
         """
         steps, hidden = self.steps, "no outsider knows which batch contained which rows"
@@ -541,7 +541,7 @@ class SharedRows:
 
 
 def first_weights(member: Member, terms: SecureSgd) -> SharedTensor:
-    """Return zeros as initial weights, axes (columns + 1, classes)."""
+    """Return zeros as shared initial weights, axes (columns + 1, classes)."""
     zeros = torch.zeros(terms.columns + 1, terms.classes, dtype=torch.int64)
     return member.own(zeros, member.bits)
 
@@ -767,7 +767,7 @@ def train_here(
         public: see `train`.
 
     Returns:
-        The weights that each holder receives; see `train`.
+        The weights that each holder receives at the end; see `train`.
     """
     own = [*parts, None]
     secrets = [Secret.fresh() for _ in own]

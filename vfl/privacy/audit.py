@@ -37,7 +37,7 @@ class LowerBound:
         method: "one run" (one training with many canary rows) or "many runs" (many trainings, each
             with or without one canary row).
         score: name of the score from which the guesses were made; the confidence accounts for all
-            scores from which the best one was chosen.
+            scores among which this one is the best.
         guesses, right: number of guesses, and number of right guesses.
         canaries: number of canary rows, whose inclusion in the training a coin flip decided.
         trainings: number of trainings that the audit ran.

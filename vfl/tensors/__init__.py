@@ -4,10 +4,10 @@
     pointer = vfl.tensors.send(x, alice)
     shared = vfl.tensors.fix_precision(x).share(alice, bob, dealer=carol)
 
-Ordinary torch code runs on both kinds of tensors. After `hook()`, torch's tensors and modules have
-further methods such as `send` and `share`. Workers made by `virtual` run in this process and
-protect no secret; workers of a `Pool` are other processes; a `Party` runs the same program as all
-other parties. docs/tensors.md describes what each kind of worker protects.
+Ordinary torch code runs on remote tensors and on shared tensors. After `hook()`, torch's tensors
+and modules have further methods such as `send` and `share`. Workers made by `virtual` run in this
+process and protect no secret; workers of a `Pool` are other processes; a `Party` runs the same
+program as all other parties. docs/tensors.md describes what each kind of worker protects.
 
 Shares support:
 

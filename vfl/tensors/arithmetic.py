@@ -312,7 +312,7 @@ def reshape(a: FP, *shape: Any) -> FP:
 
 
 def _resolved(shape: torch.Size, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Replace -1 in a shape by the length that it stands for."""
+    """Replace -1 in a shape by the length that the other axes leave for it."""
     if -1 not in sizes:
         return tuple(sizes)
     rest = -math.prod(sizes)
@@ -465,10 +465,11 @@ def clamp(a: FP, min: Any = None, max: Any = None) -> FP:
 def largest(
     a: FP, dim: int, *, smallest: bool = False, places: bool = False
 ) -> tuple[FP, FP | None]:
-    """Return the largest elements along an axis and their indices; a tie gives the first index.
+    """Return the largest elements along an axis, and their indices.
 
-    For n elements, there are log2(n) stages. Each stage takes the rounds of messages of one
-    comparison and one selection, and with indices those of a second selection.
+    If several elements are largest, the index is that of the first. For n elements, there are
+    log2(n) stages. Each stage takes the rounds of messages of one comparison and one selection, and
+    with indices those of a second selection.
 
     Args:
         a: tensor with at least one element along the axis.

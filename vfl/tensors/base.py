@@ -61,7 +61,7 @@ _NAME_OF |= {Tensor.__eq__: "tensor.eq", Tensor.__ne__: "tensor.ne"}
 
 
 class ChainTensor(Tensor):
-    """A tensor whose values are elsewhere or in another representation.
+    """A torch tensor whose values are at a worker, or in another representation.
 
     Attributes:
         child: the next object of the chain, which represents the values.

@@ -29,7 +29,7 @@ _POLICY = (
 
 
 class PageLink:
-    """The pool's link to a page; see `vfl.transport.PolledLink`."""
+    """The pool's link to a worker page; see `vfl.transport.PolledLink`."""
 
     patience_s = 600.0
 
@@ -67,7 +67,7 @@ class PageLink:
             raise LostPeerError(f"the page of {self.name} was not opened")
         try:
             self._say(bytes(frame.payload))
-        except Exception:  # The web server raises various errors if the page was closed.
+        except Exception:  # The web server raises various kinds of errors if the page was closed.
             self.left()
             raise LostPeerError(f"the page of {self.name} was closed") from None
 

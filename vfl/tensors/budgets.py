@@ -42,7 +42,7 @@ class Table(Settings):
 
     @property
     def spent_epsilon(self) -> float | None:
-        """Always None: epsilons of steps with different noise do not add up; see `Budget`."""
+        """Return None: epsilons of steps with different noise do not add up; see `Budget`."""
         return None
 
 

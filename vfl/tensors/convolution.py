@@ -1,4 +1,4 @@
-"""Convolutions as matrix products, on elements of any ring, with any leading axes.
+"""Convolutions as matrix products, for elements of any ring and with any leading axes.
 
 A convolution and its two gradients (for images and filters) are bilinear maps. Parties open the
 images and filters under masks first; each party then extracts the windows of its own arrays.
@@ -33,7 +33,7 @@ class Geometry:
     Attributes:
         images: shape of the images (rows, channels, height, width).
         filters: shape of the filters (output channels, input channels of a group, height, width).
-        stride, padding, dilation: option values for (height, width).
+        stride, padding, dilation: values of these options along (height, width).
         groups: number of channel groups.
     """
 
@@ -135,7 +135,7 @@ class Geometry:
         return total.movedim(-5, -4).reshape(*front, *self.images)
 
     def rows_of(self, results: Tensor) -> Tensor:
-        """Convert the result of a convolution to one matrix for each group.
+        """Convert the result of a convolution to one matrix for each channel group.
 
         The axes are (*, groups, rows x positions, output channels of a group).
         """

@@ -22,7 +22,7 @@ from vfl.tensors.base import ChainTensor, axes
 from vfl.tensors.pointers import ME, PointerTensor
 from vfl.tensors.shares import Here, Ring, Session, Shares, elements_of
 
-#: Operations whose operands are indices; indices are not converted to fixed precision.
+#: Operations some of whose operands are indices; indices are not converted to fixed precision.
 _WITH_PLACES = frozenset({"__getitem__", "gather", "index_select"})
 #: Function that maps the gradient of a result to the gradient of an operand (vector-Jacobian
 #: product).
@@ -193,7 +193,8 @@ class FixedPrecisionTensor(ChainTensor):
             child = self.child.divide(self.bits - wanted)
             self._divided = FixedPrecisionTensor(child, wanted, self.precision)
         found = self._divided
-        # If these references stayed, a cycle through the tape would keep the tensor in memory.
+        # Without this deletion, a cycle of references through the tape would keep the tensor in
+        # memory.
         if torch.is_grad_enabled() and self.requires_grad:
             found = FixedPrecisionTensor(found.child, wanted, self.precision)
             found._tape = ((self, lambda g: g),)

@@ -90,7 +90,7 @@ class WorkerKeys:
             )
 
     def require_known(self, keys: Sequence[bytes]) -> None:
-        """Refuse public keys unless each belongs to a different known worker.
+        """Refuse a list of public keys unless each belongs to a different known worker.
 
         Raises:
             AuthenticationError: a key does not belong to a known worker.
@@ -114,8 +114,8 @@ class WorkerKeys:
         Each message can be opened only once.
 
         Raises:
-            AuthenticationError: the message is for another worker, was changed, or was opened
-                before.
+            AuthenticationError: the message was encrypted for another worker, was changed, or was
+                opened before.
         """
         once, nonce, rest = (
             parcel[:PUBLIC_BYTES],

@@ -72,7 +72,7 @@ def conv2d(
 def _windows(
     x: FP, size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], around: float
 ) -> FP:
-    """Return the windows of images; axes (rows, channels, height, width, elements of a window)."""
+    """Return the pooling windows of images; axes (rows, channels, height, width, elements)."""
     if any(padding):
         x = ar.padded(x, (padding[1], padding[1], padding[0], padding[0]), value=around)
     return gathered(
@@ -163,7 +163,7 @@ def batch_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> FP:
-    """Normalise over all axes except the second; variances may be at most 2^16.
+    """Normalise over all axes except the second; the variances may be at most 2^16.
 
     In training, the function updates the running mean and the running variance, which are shared
     tensors like the parameters.
@@ -322,7 +322,7 @@ def binary_cross_entropy(
     return _reduced(ar.neg(total(mul(fn.log(both), hits), 0)), reduction)
 
 
-# Operations for which torch has several return types under one name.
+# Operations that have several return types in torch under one name.
 
 
 def _extreme(smallest: bool) -> Callable[..., Any]:

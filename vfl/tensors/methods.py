@@ -52,7 +52,7 @@ class Unshared:
         return f"<{self.bits} bits, not shared yet: {self.pointer!r}>"
 
     def share(self, *holders: Any, dealer: Any, mac: bool = False) -> FixedPrecisionTensor:
-        """Ask the pointer's worker to split the values into shares for the holders.
+        """Ask the pointer's worker to split its values into shares for the holders.
 
         The rule of who may read the values applies to every share.
         """

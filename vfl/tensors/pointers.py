@@ -30,7 +30,7 @@ class Rule:
     """The names that may read a tensor; tensors that share memory also share one rule object.
 
     Attributes:
-        readers: names of the parties that may read, or None if everyone may read.
+        readers: names of the parties that may read the tensor, or None if everyone may read it.
     """
 
     readers: frozenset[str] | None = _EVERYBODY
@@ -131,7 +131,7 @@ class Votes:
     Attributes:
         ones: one-hot vectors with the votes, axes (rows, classes).
         sigma: standard deviation of the noise that each count of votes must get.
-        name: identifier of these votes, which may be counted only once.
+        name: identifier of these votes; a worker accepts it for counting only once.
     """
 
     ones: Tensor
@@ -175,7 +175,7 @@ class PointerTensor(ChainTensor):
         return [self]
 
     def get(self, requester: str = ME) -> Tensor:
-        """Return the tensor, if its owner allows the requester to read it.
+        """Return the tensor's values, if the tensor's owner allows the requester to read them.
 
         Args:
             requester: name of the requester; a worker in another process ignores it and takes the

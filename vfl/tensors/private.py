@@ -109,8 +109,8 @@ class Budget:
     """Privacy budget of one table for trainings with noise.
 
     Attributes:
-        epsilon, delta: epsilon and delta for one row of the table, over all uses of the table
-            together.
+        epsilon, delta: epsilon and delta that one row of the table may cost, over all uses of the
+            table together.
         spent: noise steps that trainings have taken.
         version: torch's counter of in-place changes to the table, at the time of the grant.
         keep: function that writes the given noise steps to disk; it is called before the steps are
@@ -498,7 +498,7 @@ def tally(votes: Sequence[Votes], threshold: float, secret: Secret) -> Tensor:
 
     Source: Papernot et al. 2018, section 3 (GNMax). The noise has the largest of the standard
     deviations that the teachers require. The threshold is compared with the same noisy counts, so
-    it costs no further privacy.
+    the comparison costs no further privacy.
 
     Raises:
         UserError: the votes of a teacher for a row are not one-hot. Without this check, the

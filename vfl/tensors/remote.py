@@ -115,7 +115,7 @@ class PoolLink(PolledLink, Protocol):
 
 
 class Pool:
-    """The leader's connections to workers in other processes; use the pool as a context manager.
+    """The leader's connections to workers in other processes; a pool is a context manager.
 
     Args:
         names: names of the workers.
@@ -262,7 +262,7 @@ class Pool:
         self._hub.close()
 
     def begin_session(self, holders: Sequence[Any], dealer: Any, mac: bool) -> Session:
-        """See `Worker.begin_session`; all workers must belong to this pool."""
+        """See `Worker.begin_session`; all workers of the session must belong to this pool."""
         everybody = (*holders, dealer)
         if any(worker.pool is not self for worker in everybody):
             raise UserError(

@@ -55,8 +55,8 @@ def bilinear(name: str, numbers: Sequence[int] = ()) -> Operation:
     return torch.mul if name == "mul" else matmul
 
 
-# Linear maps. Each linear map accepts tensors with one more axis in front: for the holders, for a
-# value and its MAC, or of length 1.
+# Linear maps. Each linear map accepts tensors with one more axis in front, for the holders or for a
+# value and its MAC; this axis may also have length 1.
 
 
 def _added(one: Tensor, two: Tensor) -> Tensor:
@@ -410,7 +410,7 @@ class Shares(Ring):
 
     @property
     def pointers(self) -> list[PointerTensor]:
-        """Return pointers to every holder's share and to the dealer's part."""
+        """Return pointers to every holder's share of the elements, and to the dealer's part."""
         return self.session.pointers(self)
 
     def linear(self, name: str, *parameters: Any, others: Sequence[Shares] = ()) -> Shares:

@@ -2,8 +2,8 @@
 
 A worker stores its tensors under numbers, and runs the operations of `vfl.tensors.base.OPERATIONS`
 on them. Only readers that may read every operand of an operation may read its result. A worker
-deletes a tensor when the last pointer to it is deleted. A request to a worker is a call of a method
-that the decorator `asked` marks; its arguments are plain data.
+deletes a tensor when the leader has deleted the last pointer to it. A request to a worker is a call
+of a method that the decorator `asked` marks; its arguments are plain data.
 
 A virtual worker is in this process: it protects no secret from this process, but behaves like a
 worker that does. `vfl.tensors.remote` defines workers of other processes.
@@ -188,7 +188,7 @@ class Worker:
 
         Args:
             tag: name by which requests name the network.
-            network: network that was trained on rows of the worker's owner.
+            network: network that the worker's owner trained on its own rows.
             aggregator: name of the worker that may count the votes.
             epsilon: epsilon that all votes together may spend.
             delta: delta that belongs to this epsilon.
@@ -630,7 +630,7 @@ class Worker:
         return PointerTensor(self, *self._kept(value, rule))
 
     def held(self, pointer: PointerTensor) -> Held:
-        """Return the record to which a pointer at this worker refers.
+        """Return the worker's record to which a pointer refers.
 
         Raises:
             LostPeerError: the worker has stopped.

@@ -9,8 +9,8 @@ quotient is exact to one unit, also where a separate division of each share woul
 result. Extracting all bits of a value (`Member.bits_of`) takes four rounds of messages; converting
 one bit to a number takes one round.
 
-Numbers have fixed-point form in the ring 2^64. The byte counts in the docstrings below are payloads
-that one holder sends for n elements.
+Numbers have fixed-point form: real numbers are integers of the ring 2^64. The byte counts in the
+docstrings below are payloads that one holder sends for n elements.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Factors = tuple[tuple[int, int], ...]
 
 
 class BitEngine(BeaverEngine):
-    """Engine that also extracts and multiplies the bits of shared elements."""
+    """Engine that also extracts the bits of shared elements, and multiplies such bits."""
 
     # In these methods, a word has 64 bits; a secret word is the exclusive or of the holders' shares
     # of it; n is the number of words in a share.

@@ -59,7 +59,7 @@ class KeyedMode(SecureMode):
         The keys are its identity key, and the keys of other parties that it has pinned.
 
         Raises:
-            MissingDataError, DataError: a file is missing or has other content than expected.
+            MissingDataError, DataError: a key file is missing, or has other content than expected.
         """
         others = [name for name in rules.peers(terms) if name != party.party]
         return Agreement(

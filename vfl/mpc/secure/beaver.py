@@ -554,7 +554,7 @@ class ShareHolder:
         """Restore a state that `state_dict` returned.
 
         Raises:
-            RunFolderError: the state has shares of another layer, or no shares.
+            RunFolderError: the state has shares of another layer, or has no shares.
         """
         own, other = state.get("own"), state.get("other")
         if own is None or own.shape != self._own.shape:
@@ -633,7 +633,7 @@ class SharedGradient(Uncompressed):
         Raises:
             RingRangeError, NonFiniteError: the gradient cannot be encoded; nothing is sent.
             ReusedPadError: the gradient of this step was already shared.
-            ProtocolError, FrameError: a third party that deals sent a wrong message; nothing is
+            ProtocolError, FrameError: a third party that deals sent a wrong message; no gradient is
                 sent.
         """
         assert self.share is not None, "no exchange is in progress"
@@ -695,7 +695,7 @@ class DealtSum(LayerSum):
         The message also has the number of columns of the layer whose partner the party is.
 
         Raises:
-            ProtocolError, FrameError: a party sent something other than its number of columns.
+            ProtocolError, FrameError: a party sent another message than its number of columns.
             LostPeerError: a party disconnected.
         """
         super().begin()
@@ -869,7 +869,7 @@ class PartnerSum(LayerSum):
         The dealer sends U V - T for each layer, or U^T R - C in a GRAD frame.
 
         Raises:
-            ProtocolError, TruncatedFrameError: the dealer sent an unexpected message.
+            ProtocolError, TruncatedFrameError: the dealer sent another message than expected.
         """
         where = f"step {step} of party '{self._dealer}'"
         parts = elements_of(self._take(kind, step), list(shapes.values()), where)
@@ -884,7 +884,8 @@ def columns_of(end: LabelEnd) -> int:
     """Receive the number of columns that a party announces; it includes the column of ones.
 
     Raises:
-        ProtocolError: the announcement is malformed, or the layer is too large to share.
+        ProtocolError: the party's announcement is malformed, or the announced layer is too large to
+            be shared.
     """
     told = end.take(Kind.PROTOCOL, 1).payload
     return read_columns(told, end.width, f"party '{end.party}'")
@@ -929,7 +930,7 @@ class DealerEnd:
         self._dealers: list[Dealer] = []
 
     def introduce(self) -> None:
-        """Draw keys for a new attempt, and send the label party the keys of its streams."""
+        """Draw keys for a new attempt, and send the label party the keys of its own key streams."""
         self._dealers = []
         self._keys = [secrets.token_bytes(KEY_BYTES) for _ in self._owners]
         self.link.send(Frame(Kind.PROTOCOL, 1, b"".join(self._keys)))

@@ -109,7 +109,7 @@ class NetworkMode(KeyedMode):
             them.
         announced_bytes, facts_bytes: largest size in bytes of a share holder's announcement, and of
             the facts about the network.
-        facts: type of the facts about the network.
+        facts: class of the facts about the network, which checks their values.
     """
 
     shares_weights: ClassVar[bool] = True
@@ -478,7 +478,7 @@ def report_to_label_party(link: Link, report: Frame) -> list[Frame]:
 
 
 def collect_reports(links: Mapping[str, Link], terms: Terms, report: Frame) -> list[Frame]:
-    """At the label party, receive all parties' last messages, and send the label party's own."""
+    """At the label party, receive all parties' last messages; send its own last message to them."""
     last = [expect(links[name], Kind.DONE, 0, f"party '{name}'") for name in rules.peers(terms)]
     for link in links.values():
         link.send(report)

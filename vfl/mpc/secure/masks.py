@@ -60,7 +60,9 @@ class Ring:
 
     @classmethod
     def of(cls, bits: int, fraction: int | None, parties: int) -> Ring:
-        """Make a ring of 8, 16 or 32 bits; without `fraction`, a default is used.
+        """Make a ring of 8, 16 or 32 bits.
+
+        Without `fraction`, a default number of fraction bits is used.
 
         Raises:
             BadOptionError: the number of bits is not supported, or the fraction bits leave no bits
@@ -113,7 +115,8 @@ class Ring:
             mask: function that returns the mask; None means no mask.
 
         Raises:
-            RingOverflowError: a value is beyond the party's part of the ring; nothing is returned.
+            RingOverflowError: a value is beyond the party's part of the ring's range; nothing is
+                returned.
             NonFiniteError: a value is NaN or infinite; nothing is returned.
         """
         values = cut.contiguous().numpy().reshape(-1)

@@ -205,7 +205,7 @@ class Partner(_KeptOnce):
     If the partner knows the gradient, then the partner, not the dealer, sends G - R to the owner.
 
     Args:
-        owner: name of the layer's owner; empty before the first attempt.
+        owner: name of the layer's owner; empty before the first attempt at the session.
         secret: the partner's own secret, from which its initial share of the weights is drawn.
         purpose: name of the layer; layers whose shares come from the same secret need different
             names.

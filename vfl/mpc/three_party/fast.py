@@ -1,6 +1,6 @@
 """Mode "fast": the same protocol and the same trust as in mode "thesis", with less traffic.
 
-A holder's own values stay in plaintext at that holder, and the other holder's share of them is
+A holder's own values stay in plaintext at this holder, and the other holder's share of them is
 zero. A tensor of a holder's plaintext values, and the other factor of a product with it, are each
 opened in one direction only: to the other holder. All other tensors are opened under one mask, in
 both directions at once. All products with a tensor use its single opening; the dealer shares each

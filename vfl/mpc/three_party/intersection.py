@@ -69,7 +69,7 @@ class HiddenRows:
 
 
 def bins_for(pad: int) -> int:
-    """Return the number of bins for two sets of `pad` ids.
+    """Return the number of bins of cuckoo hashing for two sets of `pad` ids.
 
     >>> bins_for(1000)
     1398
@@ -92,7 +92,7 @@ def intersect(
             messages between P0 and P1.
         pad: number of ids to which both sets are padded, so that their sizes stay secret.
         columns: number of P1's columns that are shared.
-        ids: normalised ids of P0 and P1 without repetition; None at P2.
+        ids: normalised ids of P0's or P1's rows, without repetition; None at P2.
         values: P1's standardised columns, axes (ids, columns), at P1; None elsewhere.
 
     Raises:

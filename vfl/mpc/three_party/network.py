@@ -102,7 +102,7 @@ class Network:
             party: this party.
             layers: layers of the network.
             owner: role number of the party that has the weights.
-            values: the weights at their owner, by the names of `weight_shapes`; None elsewhere.
+            values: the weights at their owner, named as in `weight_shapes`; None elsewhere.
 
         Raises:
             RingRangeError: a weight does not fit into the ring; the error names the layer.
@@ -181,7 +181,7 @@ class Network:
 
         Raises:
             BadOptionError: the batch has too many rows for the numbers of bits in the rules.
-            RingRangeError: a value is too large; P2's error names the layer.
+            RingRangeError: a value is too large for the ring; P2's error names the layer.
         """
         require_rows(party.rules, inputs.shape[0])
         with party.pipelined():

@@ -112,9 +112,9 @@ class Product:
         """Return how many upper bytes of each element of the dealt product P2 sends: 5, 6 or 8.
 
         P1 replaces the omitted lower bytes by the middle of their range. P1's share, and thus the
-        product, is then off by at most half a unit of the lowest sent byte. After the divisions,
-        this error is at most an eighth of a unit. If no division follows, this error is an eighth
-        of 2^-bits, the resolution of shared values.
+        product, is then off by at most half a unit of the lowest sent byte. After the divisions
+        that follow the product, this error is at most an eighth of a unit. If no division follows,
+        this error is an eighth of 2^-bits, the resolution of shared values.
         """
         unit = self.left.bits + self.right.bits - rules.bits
         if self.truncations:
@@ -301,7 +301,7 @@ class Party(Engine, ABC):
         beside: SharedTensor | None = None,
         where: str,
     ) -> tuple[SharedTensor, SharedTensor | None]:
-        """Multiply two shared tensors (corrected algorithm 5.1, SSMul).
+        """Multiply two shared tensors (algorithm 5.1, SSMul, with corrections).
 
         Args:
             left: left factor; it must be open.
@@ -557,7 +557,7 @@ class Dealer(Party):
 
     @abstractmethod
     def _deal_product(self, product: Product) -> None:
-        """Send P1 its share of the product of the factors' masks; P0's share is a pad."""
+        """Send P1 its share of the product of both factors' masks; P0's share is a pad."""
 
     def _truncated(
         self, parts: Sequence[Tensor], truncations: Sequence[Truncation], number: int, where: str

@@ -2,9 +2,9 @@
 
 P0 and P1 have columns of the rows, and a share of every weight; P2 deals, and evaluates functions
 on permuted values. One of the three parties has the labels, and also sees the network's outputs.
-All three parties make the same calls in the same order. Rows are shared and opened under masks
-once, before the first step. An exchange (step) is either a step of gradient descent, or computes
-the outputs of some rows.
+All three parties make the same calls of this module in the same order. Rows are shared and opened
+under masks once, before the first step. An exchange (step) is either a step of gradient descent, or
+computes the outputs of some rows.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ def require_frames(
     Args:
         layers: layers of the network.
         columns: number of columns that P0 announced, and that P1 announced.
-        classes: number of classes that the owner of the labels announced.
+        classes: number of label classes that the owner of the labels announced.
         label_role: role number of the owner of the labels.
 
     Raises:

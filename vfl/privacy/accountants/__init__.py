@@ -42,8 +42,8 @@ make = ACCOUNTANTS.make
 #: Name that reports give in place of an accountant's name if every step includes the record; the
 #: epsilon is then exact.
 ANALYTIC = "analytic Gaussian mechanism"
-#: Most iterations of a search for a noise multiplier or a number of steps; each iteration halves
-#: the interval.
+#: Largest number of iterations of a search for a noise multiplier or a number of steps; each
+#: iteration halves the interval.
 _HALVINGS = 60
 
 __all__ = [
@@ -70,7 +70,7 @@ def epsilon_by(mechanism: Steps, delta: float, accountant: str) -> float:
     1.447
 
     Raises:
-        SpecError: the accountant or an option is unknown.
+        SpecError: the accountant's name or an option is unknown.
         BadOptionError: a number is out of range.
         MissingPackageError: a package that the accountant needs is not installed.
     """

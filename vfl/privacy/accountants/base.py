@@ -25,8 +25,8 @@ class Accountant(ABC):
         Neighbouring data differ by one added or removed record.
 
         Args:
-            steps: steps of one kind, or of several kinds one after the other; at least one kind,
-                and each kind has at least one step.
+            steps: noise steps of one kind, or of several kinds one after the other; at least one
+                kind, and each kind has at least one step.
             delta: delta between 0 and 1.
 
         Raises:

@@ -16,7 +16,7 @@ class Moments(Accountant):
     Abadi et al. 2016, theorem 2 and section 3.2.
 
     Args:
-        most: the accountant uses the moments of orders 1 to `most`.
+        most: largest order of the moments that the accountant uses; the smallest order is 1.
 
     >>> round(Moments().epsilon([GaussianSteps(4.0, 10_000, 0.01)], 1e-5), 4)
     1.2586

@@ -16,7 +16,7 @@ class PrivacyLoss(Accountant):
     Koskela, Jalko and Honkela 2020; Doroshenko et al. 2022.
 
     Args:
-        interval: privacy losses are rounded up to multiples of this interval.
+        interval: width of the grid to which privacy losses are rounded up.
 
     Raises:
         BadOptionError: a number is out of range.
