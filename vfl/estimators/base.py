@@ -1,4 +1,4 @@
-"""Common code of classifier and regressor: settings, tables, in-process sessions, outputs."""
+"""Common code of classifier and regressor: settings, tables, sessions in this process, outputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Columns = Sequence[str] | Sequence[int]
 
 
 class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
-    """Base class of estimators that run all parties in this process."""
+    """Base class of estimators that run all parties in the calling process."""
 
     _task: ClassVar[str]
     _form: ClassVar[TableFormat] = TableFormat()
@@ -52,15 +52,15 @@ class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _settings(self, seed: int) -> Experiment:
-        """Return the experiment that the estimator's arguments describe."""
+        """Return the experiment with the settings that the estimator's arguments describe."""
         raise NotImplementedError
 
     def _weights(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
-        """Return the trained weights of each party."""
+        """Return the trained weights by party, and then by name of the weight."""
         raise NotImplementedError
 
     def _start(self, frame: pd.DataFrame) -> None:
-        """Prepare the parts of a training that later epochs share."""
+        """Set the columns of each party and the experiment, which all epochs of a training use."""
         self.parties_ = owners_of(self.parties, list(frame.columns))
         seed = self.random_state
         if not isinstance(seed, int | np.integer):
@@ -120,7 +120,7 @@ class InProcessEstimator(BaseEstimator):  # type: ignore[misc]
 
 @dataclass(eq=False, repr=False)
 class VFLEstimator(InProcessEstimator):
-    """Base class that runs parties in this process; see `VFLClassifier` for its arguments."""
+    """Base class that runs all parties in one process; `VFLClassifier` documents its arguments."""
 
     parties: Mapping[str, Columns] | int = 2
     _: KW_ONLY
@@ -145,11 +145,11 @@ class VFLEstimator(InProcessEstimator):
     random_state: int | None = None
 
     def _class_weight(self) -> str:
-        """Return the label party's class weights."""
+        """Return the setting `label.class_weight` of the label party."""
         return "none"
 
     def _train(self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None) -> None:
-        """Train all epochs from new weights; labels have the form of `PartyData`, axes (rows,)."""
+        """Train all epochs from new weights; labels are as in `PartyData`, axes (rows,)."""
         self._start(frame)
         split = split_rows(len(frame), self._experiment.seed, self.validation, 0.0)
         data = self._data(split, self._fit_inputs(frame, split), labels, weights)
@@ -158,7 +158,7 @@ class VFLEstimator(InProcessEstimator):
     def _train_epoch(
         self, frame: pd.DataFrame, labels: np.ndarray, weights: np.ndarray | None
     ) -> None:
-        """Train one epoch on these rows; continue from the weights of earlier epochs, if any.
+        """Train one epoch on these rows, from the weights of earlier epochs if there are any.
 
         Raises:
             ConfigError: the settings need validation rows, but `partial_fit` uses all rows for
@@ -190,7 +190,7 @@ class VFLEstimator(InProcessEstimator):
         return hasattr(self, "_states")
 
     def _keep(self, session: LocalSession) -> None:
-        """Store the state for predictions and later epochs, and the results of the training."""
+        """Store the results of a training, and its state for predictions and later epochs."""
         self._states = session.training_states()
         self._step = session.next_step
         self.history_: list[EpochRecord] = session.label.history
@@ -226,15 +226,15 @@ class VFLEstimator(InProcessEstimator):
 def frame_of(
     estimator: BaseEstimator, X: Any, y: Any = None, *, reset: bool, training: bool | None = None
 ) -> pd.DataFrame:
-    """Convert X to a frame; scikit-learn checks arrays, and vfl's encoders check frames.
+    """Convert X to a frame; scikit-learn checks arrays, and vfl's data encoders check frames.
 
     Args:
-        estimator: estimator that stores the names and number of columns, or whose stored ones X
-            must match.
+        estimator: estimator that stores the names and the number of X's columns, or whose stored
+            names and number X must match.
         X: a frame, or an array of axes (rows, columns).
         y: labels, which are checked together with X in a training.
-        reset: whether the estimator stores the names and number of columns anew.
-        training: whether y is required; by default, it is required if columns are stored anew.
+        reset: whether the estimator stores the names and the number of columns again.
+        training: whether y is required; by default, y is required if `reset` is true.
     """
     training = reset if training is None else training
     if isinstance(X, pd.DataFrame):
@@ -253,7 +253,7 @@ def frame_of(
         frame: pd.DataFrame = X.reset_index(drop=True)
         return frame
     names = None if reset else getattr(estimator, "feature_names_in_", None)
-    # The rows of the frame on which the estimator was fitted.
+    # an array that has as many columns as the frame with which the estimator was fitted
     if names is not None and np.shape(X)[1:] == (len(names),):
         warnings.warn(
             f"X does not have valid feature names, but {type(estimator).__name__} was fitted with "
@@ -270,11 +270,11 @@ def frame_of(
 
 
 def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[str, list[str]]:
-    """Return the names of the columns of each party.
+    """Return the names of the columns of each party, by party.
 
     Args:
-        parties: names, patterns or positions by party, or a number of parties that get equally many
-            columns.
+        parties: names, patterns or positions of columns by party; or a number of parties, each of
+            which gets equally many columns.
         columns: names of all columns, in the table's order.
 
     Raises:

@@ -21,41 +21,42 @@ from vfl.estimators.base import VFLEstimator, frame_of, weights_of
 class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
     """Classifier that several parties train together in this process.
 
-    Every cut and gradient is sent as a real frame, so accuracy and bytes are those of a federation
-    with the same settings.
+    Every cut and gradient is sent as a real frame, so accuracy and number of bytes are those of a
+    federation with the same settings.
 
     Args:
-        parties: columns by party (names, patterns or positions), or a number of parties that get
+        parties: names, patterns or positions of columns by party; or a number of parties that get
             equally many columns, in the table's order.
-        label_party: party with the labels; if it is one of `parties`, it also has columns.
-        codec, defense: specs of the codec and the defense, such as "randtopk:k=4,alpha=0.1" and
+        label_party: party that has the labels; if it is one of `parties`, it also has columns.
+        codec, defense: specs of the codec and of the defense, such as "randtopk:k=4,alpha=0.1" and
             "layer_norm".
-        merge: spec of the merger that combines the cuts, such as "sum".
-        secure: "sum" or "beaver", as in a federation; the label party then learns only the sum of
-            the cuts.
-        width: width of each party's cut.
+        merge: spec of the merger, which makes the top model's input from the cuts, such as "sum".
+        secure: "sum" or "beaver", secure modes as in a federation; the label party then learns only
+            the sum of the cuts.
+        width: number of values per row in each party's cut.
         bottom, top: model specs.
         epochs, batch_size: number of epochs, and number of rows in a batch.
         optimizer, schedule, learning_rate, momentum, weight_decay: settings of every party's
             optimiser.
-        class_weight: "balanced", or weights by class (1 for classes without a weight); they
-            multiply the weights of rows.
+        class_weight: "balanced", or weights by class (1 for classes that are not listed), which are
+            multiplied with the weights of rows.
         calibration: "isotonic" or "platt" corrects the probabilities with the validation rows at
             the end of `fit`.
         patience: number of epochs without a lower validation loss after which `fit` stops; 0 means
             that it never stops early.
-        keep: "best" keeps the weights with the lowest validation loss at the end of `fit`, "last"
-            the last weights.
-        validation: fraction of rows that are held out for metrics and model selection in each
-            epoch.
-        random_state: an integer makes the fit repeatable.
+        keep: "best" keeps the weights of the epoch with the lowest validation loss; "last" keeps
+            the weights of the last epoch.
+        validation: fraction of the rows that is held out from training, for metrics and model
+            selection in each epoch.
+        random_state: seed of all random draws; an integer makes the fit repeatable.
 
     Attributes:
         classes_: sorted labels.
         history_: one record of metrics for each epoch.
-        ledger_: traffic ledger of the training.
-        wire_ratio_: training bytes divided by the bytes of dense float32 in both directions.
-        parties_: the columns of each party, as they were used.
+        ledger_: ledger with the traffic of the training.
+        wire_ratio_: number of bytes of the training, divided by the number for dense float32 values
+            in both directions.
+        parties_: names of the columns that each party had in the training, by party.
     """
 
     _task: ClassVar[str] = "classification"
@@ -86,19 +87,20 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         """Train for one epoch on these rows, starting from the current weights and optimiser state.
 
         If `fit` was not called before, the first call initialises the weights, and fixes the
-        columns, their scales and all settings. Calling it `epochs` times with the same rows gives
-        the same result as `fit`.
+        columns, the columns' scales and all settings. Calling `partial_fit` `epochs` times with the
+        same rows gives the same result as `fit`.
 
         Args:
             X: a frame, or an array of axes (rows, columns).
             y: labels, one for each row.
-            classes: all labels that occur in any call; required in the first call.
+            classes: all labels that occur in any call of `partial_fit`; required in the first call.
             sample_weight: see `fit`.
 
         Raises:
-            DataError: the classes are missing in the first call, or differ from those of the first
+            DataError: the first call has no classes, or the classes differ from those of the first
                 call.
-            ConfigError: balanced class weights cannot be computed without all rows.
+            ConfigError: balanced class weights, which need the frequencies of all rows, are not
+                possible.
         """
         if self.class_weight == "balanced":
             raise ConfigError(
@@ -145,7 +147,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         return codes.astype(np.int64)
 
     def _weighted(self, codes: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
-        """Return the weights of rows, multiplied by the weights of their classes."""
+        """Return the weights of rows, multiplied by the weights of the rows' classes."""
         if not isinstance(self.class_weight, Mapping):
             return weights
         strange = len(set(self.class_weight) - set(self.classes_.tolist()))
@@ -161,37 +163,38 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
 class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
     """Regressor that several parties train together in this process.
 
-    The label party trains on standardised numbers, so that any unit works; predictions and metrics
-    are in the unit of `y`.
+    The label party trains on standardised numbers, so `y` may have any unit; predictions and
+    metrics are in the unit of `y`.
 
     Args:
-        parties: columns by party (names, patterns or positions), or a number of parties that get
+        parties: names, patterns or positions of columns by party; or a number of parties that get
             equally many columns, in the table's order.
         label_party: party with the numbers to predict; if it is one of `parties`, it also has
             columns.
-        codec, defense: specs of the codec and the defense, such as "randtopk:k=4,alpha=0.1" and
+        codec, defense: specs of the codec and of the defense, such as "randtopk:k=4,alpha=0.1" and
             "layer_norm".
-        merge: spec of the merger that combines the cuts, such as "sum".
-        secure: "sum" or "beaver", as in a federation; the label party then learns only the sum of
-            the cuts.
-        width: width of each party's cut.
+        merge: spec of the merger, which makes the top model's input from the cuts, such as "sum".
+        secure: "sum" or "beaver", secure modes as in a federation; the label party then learns only
+            the sum of the cuts.
+        width: number of values per row in each party's cut.
         bottom, top: model specs.
         epochs, batch_size: number of epochs, and number of rows in a batch.
         optimizer, schedule, learning_rate, momentum, weight_decay: settings of every party's
             optimiser.
         patience: number of epochs without a lower validation loss after which `fit` stops; 0 means
             that it never stops early.
-        keep: "best" keeps the weights with the lowest validation loss at the end of `fit`, "last"
-            the last weights.
-        validation: fraction of rows that are held out for metrics and model selection in each
-            epoch.
-        random_state: an integer makes the fit repeatable.
+        keep: "best" keeps the weights of the epoch with the lowest validation loss; "last" keeps
+            the weights of the last epoch.
+        validation: fraction of the rows that is held out from training, for metrics and model
+            selection in each epoch.
+        random_state: seed of all random draws; an integer makes the fit repeatable.
 
     Attributes:
         history_: one record of metrics for each epoch.
-        ledger_: traffic ledger of the training.
-        wire_ratio_: training bytes divided by the bytes of dense float32 in both directions.
-        parties_: the columns of each party, as they were used.
+        ledger_: ledger with the traffic of the training.
+        wire_ratio_: number of bytes of the training, divided by the number for dense float32 values
+            in both directions.
+        parties_: names of the columns that each party had in the training, by party.
     """
 
     _task: ClassVar[str] = "regression"
@@ -213,8 +216,8 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
         """Train for one epoch on these rows, starting from the current weights and optimiser state.
 
         If `fit` was not called before, the first call initialises the weights, and fixes the
-        columns, the scales of columns and numbers, and all settings. Calling it `epochs` times with
-        the same rows gives the same result as `fit`.
+        columns, the scales of columns and of `y`, and all settings. Calling `partial_fit` `epochs`
+        times with the same rows gives the same result as `fit`.
 
         Args:
             X: a frame, or an array of axes (rows, columns).
@@ -238,7 +241,7 @@ def labels_of(y: Any) -> np.ndarray:
     """Return the labels of a classification, axes (rows,).
 
     Raises:
-        DataError: some labels are missing.
+        DataError: `y` lacks a label for at least one row.
     """
     labels: np.ndarray = column_or_1d(y)
     if missing := int(pd.isna(labels).sum()):
@@ -265,7 +268,7 @@ def at_least_two(classes: np.ndarray) -> np.ndarray:
     """The classes.
 
     Raises:
-        DataError: there are fewer than two classes in the labels.
+        DataError: the labels have fewer than two classes.
     """
     if len(classes) < 2:
         raise DataError("the labels have only one class", got="1 class", want="at least 2 classes")
@@ -276,7 +279,7 @@ def numbers_of(y: Any) -> np.ndarray:
     """Return the numbers to predict in a regression, float32, axes (rows,).
 
     Raises:
-        DataError: some values are not numbers, or are not finite.
+        DataError: a value of `y` is not a number, or is not finite.
     """
     labels = column_or_1d(y, warn=True)
     try:
