@@ -38,12 +38,21 @@ def pages(tmp_path):
     assert process.wait(30) == 0
 
 
+def products(x, y):
+    """Products of quotients, which a division has opened already, and of moved quotients."""
+    q, r = x * y, x * 0.5
+    moved = q.reshape(3, 2) * r.reshape(3, 2), q[0] * r, q.t() * y.t(), q.t() @ r
+    return [q * q, q * r, q * x, y * q, *moved]
+
+
 def test_pages_compute_on_shares_what_torch_does(pages):
     (alice, bob, carol), tabs = pages
 
     def shared(values):
         return tensors.fix_precision(values).share(alice, bob, dealer=carol)
 
+    for found, want in zip(products(shared(X), shared(Y)), products(X, Y), strict=True):
+        assert torch.allclose(found.get().float_precision(), want, atol=1e-3)
     x, y = shared(X), shared(Y).requires_grad_()
     found = functional.linear(x, y, y[:, 0]) * 0.5 - 1.5
     loss = (found * found).mean() + (x * y).sum(0)[1] + x[1, 2]
@@ -82,8 +91,13 @@ def test_what_a_page_does_not_do(pages):
     with pytest.raises(ConsentError):
         hidden.get()
     tabs[1].call("Page.navigate", url="about:blank")
+
+    def ask_often():  # the browser closes the old page's connection a little later
+        for _ in range(100):
+            tensors.fix_precision(X).share(alice, bob, dealer=carol).get()
+
     with pytest.raises(LostPeerError, match="bob has disconnected"):
-        tensors.fix_precision(X).share(alice, bob, dealer=carol).get()
+        ask_often()
 
 
 def test_a_page_that_nobody_opens():
