@@ -207,7 +207,7 @@ class FeatureParty:
     ) -> None:
         """Restore a state of `training_state`.
 
-        The gradients of the exchanges `before` were still missing.
+        When the state was saved, the gradients of the exchanges `before` had not arrived yet.
         """
         rows = {exchange.step: exchange for exchange in before}
         self.end.load_training_state(saved, lambda step: self._rows(rows[step]))

@@ -87,7 +87,7 @@ class MiddleParty:
         weights: Mapping[str, Tensor] | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        assert terms.middle is not None, "a session without a middle party does not come here"
+        assert terms.middle is not None, "only a session with a middle party uses this class"
         asked, train = terms.middle, terms.train
         self.name = asked.party
         with scoped(own.secret.number("init")):

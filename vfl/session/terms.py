@@ -325,14 +325,14 @@ class Terms(Settings):
         Two parties have the same digest if and only if their terms are equal.
         """
         left_out: dict[str, Any] = dict.fromkeys(without, True)
-        # so the digest equals that of versions without [dp]
+        # so that the digest equals the one of vfl versions that did not have [dp]
         left_out |= {} if self.dp else {"dp": True}
         left_out |= {"missing_rows": True} if self.missing_rows == "intersection" else {}
         left_out |= {} if self.serving else {"serving": True}
         left_out |= {} if self.beside else {"beside": True}
         left_out |= {} if self.explained else {"explained": True}
         left_out |= {} if self.purpose else {"purpose": True}
-        unsaid: set[str] = set()  # so the digest equals that of versions without these settings
+        unsaid: set[str] = set()  # as above, for later settings
         if self.train.shuffle == "full":
             unsaid |= {"shuffle", "block_rows", "window_blocks"}
         if self.train.schedule == NO_SCHEDULE:

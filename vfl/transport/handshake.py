@@ -180,7 +180,7 @@ def read_failure(frame: Frame, party: str) -> PeerFailedError:
 def in_session(frame: Frame, party: str) -> Frame:
     """Return a frame of the application.
 
-    Raise an error if it is an ERROR frame or a second greeting.
+    Raise an error if the frame is an ERROR frame or a second greeting.
 
     Raises:
         PeerFailedError: the frame reports the error that ended the session at `party`.

@@ -109,7 +109,8 @@ class Depth:
     hops: int = 0
 
 
-#: A frame and the length of the message chain that led to it; None if the link was closed.
+#: Number of messages in the chain that ends with a frame (see `Depth`), and the frame itself; None
+#: if the link was closed.
 Sent = tuple[int, Frame] | None
 
 

@@ -49,7 +49,7 @@ class Probe:
 
 
 def check_server(name: str, address: str, ca_pem: str, *, clock: bool = False) -> None:
-    """Connect and do the TLS handshake, with clearer errors than those of libraries.
+    """Connect and make the TLS handshake; raise clearer errors than a library would.
 
     Args:
         name: name of the server, for error messages.
