@@ -81,7 +81,7 @@ def finish(standing, training):
     assert training.wait() == 0, training.said()
     run = standing.run(training)
     for node in standing.nodes.values():
-        node.wait_for(f"is done with {run.name}")
+        node.wait_for(f"has completed its part of {run.name}")
     return results(run)
 
 

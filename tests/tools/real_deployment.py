@@ -159,6 +159,6 @@ def finish(commands, training):
     assert training.last_words().startswith("report ")
     run = commands.run(training)
     for node in commands.nodes.values():
-        node.wait_for(f"is done with {run.name}")
-        assert node.last_words() == f"vfl: party {node.party} is done with {run.name}"
+        node.wait_for(f"has completed its part of {run.name}")
+        assert node.last_words() == f"vfl: party {node.party} has completed its part of {run.name}"
     return results(run)

@@ -61,7 +61,7 @@ def play(content: Mapping[str, Any], context: Context) -> ConfigRecord:
         name = party.party
         _say(f"party {name} takes part in {asked.terms.run}")
         report = take_part(asked, party, _say).model_dump_json()
-        _say(f"party {name} is done with {asked.terms.run}")
+        _say(f"party {name} has completed its part of {asked.terms.run}")
     except VFLError as error:
         print(error, flush=True)
         failure = for_others(error, name).record()

@@ -123,7 +123,9 @@ def _label_party(label: LabelFolder) -> Iterator[Check]:
     yield certificate("certificate", server, [host])
     yield signed_by(server, ca)
     yield private(
-        "server key", label.certificates / "server.key", "vfl init writes one with its certificate"
+        "server key",
+        label.certificates / "server.key",
+        "vfl init makes this key and its certificate",
     )
     for name in node_parties(experiment):
         accepted = label.accepted_keys().get(name, "")
@@ -299,7 +301,7 @@ def signed_by(certificate: Path, authority: Path) -> Check:
 
 def node_key(path: Path) -> Check:
     """Check that a SuperNode's private key has the format that Flower needs."""
-    there = private("node key", path, f"vfl join {path.parent} makes one")
+    there = private("node key", path, f"vfl join {path.parent} makes this key")
     if there.state == "FAIL":
         return there
     try:
