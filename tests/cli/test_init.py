@@ -42,7 +42,7 @@ def test_a_dealer_has_a_folder_and_no_data(well, tmp_path):
     assert 'secure = "beaver:dealer=notary"' in shown
     assert "notary (a dealer, without data)" in (folder / "README.md").read_text()
     told = well("check", folder / "notary" / "party.toml")
-    assert "pinned: bank" in told.out
+    assert "pinned keys: bank" in told.out
 
 
 def test_a_project_on_rows_of_each_party(vfl, well, tmp_path):
