@@ -43,7 +43,7 @@ def test_bytes_and_codes_are_the_same(monkeypatch, both, bits, rows, width, stat
     first, second = both(lambda: encode_columns(counts.table, codes))
     assert first == second
     assert len(first) > 1 + 4 * states
-    for found in both(lambda: decode_columns(first, counts.table, counts.splits, rows)):
+    for found in both(lambda: decode_columns(first, counts, rows)):
         assert np.array_equal(found, codes)
 
 
@@ -56,7 +56,7 @@ def test_symbols_that_cannot_occur_are_passed_over(monkeypatch, both, bits):
     monkeypatch.setattr(range_coder, "state_count", lambda *_: 64)
     counts = AdaptiveCounts(start, weight=24)
     payload = encode_columns(counts.table, codes)
-    for found in both(lambda: decode_columns(payload, counts.table, counts.splits, 50)):
+    for found in both(lambda: decode_columns(payload, counts, 50)):
         assert np.array_equal(found, codes)
 
 
@@ -80,7 +80,7 @@ def test_damaged_payloads_are_read_or_refused_alike(both, monkeypatch, bits, wid
 
     def outcome(raw):
         try:
-            return decode_columns(raw, counts.table, counts.splits, len(codes)).tobytes()
+            return decode_columns(raw, counts, len(codes)).tobytes()
         except CorruptFrameError as refusal:
             return str(refusal)
 
@@ -116,8 +116,7 @@ def test_words_are_never_read_behind_the_padding(missing):
     states = np.full(32, (1 << 16) + (1 << 15) - 1, np.uint32)  # whose last slot is code 3's
     words = np.full(max(0, 20 - missing) + 32 + LANES, 0xFFFF, np.uint16)
     codes = np.full((100, 64), 9, np.uint8)
-    flat = counts.table.reshape(-1), counts.splits, 4, words, states, codes.reshape(-1), 100, 64
-    taken = vectors.decode(*flat)
+    taken = vectors.decode(*counts.starts, words, states, codes)
     assert len(words) - 32 - LANES < taken <= len(words) - LANES
     assert (codes[2:] == 9).all()
 

@@ -243,7 +243,7 @@ class Range(Layout):
     def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
         indices = np.zeros((rows, self._index_count), np.int64)
         if not self._index_count:
-            return indices, decode_columns(body, self._codes.table, self._codes.splits, rows)
+            return indices, decode_columns(body, self._codes, rows)
         codes = np.zeros((rows, self.k), np.uint8)
         reader = Reader(body)
         tables = [counts.table.reshape(-1) for counts in self._sides.values()]

@@ -43,6 +43,7 @@ LANES = 16
 _SAMPLED = 2048
 #: If the counts of a context add up to more than this number, which is below 2^16, they are halved.
 _FORGET_ABOVE = 60_000
+_LINE_BYTES = 64
 #: Version of the coded format; the history of the counts starts with this number.
 _FORMAT = 3
 
@@ -205,20 +206,18 @@ def next_symbol(words: Any, states: Any, taken: Any, table: Any, first: int, cou
     return symbol
 
 
-def decode_columns(
-    payload: Payload, table: Shares, splits: npt.NDArray[np.uint16], rows: int
-) -> Symbols:
+def decode_columns(payload: Payload, counts: AdaptiveCounts, rows: int) -> Symbols:
     """Decode the codes that `encode_columns` encoded.
 
     Args:
         payload: result of `encode_columns`.
-        table: shares of all symbols in each column, axes (columns, symbols).
-        splits: see `AdaptiveCounts.splits`.
+        counts: counts of all symbols in each column.
         rows: number of rows of the cut.
 
     Raises:
         CorruptFrameError: `encode_columns` could not have made this payload.
     """
+    table = counts.table
     columns, choices = table.shape
     codes = np.empty((rows, columns), np.uint8)
     reader = Reader(payload, most=min(columns, _MOST_STATES))
@@ -226,7 +225,7 @@ def decode_columns(
         parts = reader.words, reader.states, reader.taken, table.reshape(-1), codes
         _decode_columns(choices, *(native(part) for part in parts))
     elif loops.COMPILED:
-        codes = _decode_in_vectors(reader, table, splits, codes)
+        codes = _decode_in_vectors(reader, counts, codes)
     else:
         _decode_in_passes(reader, table, codes)
     reader.finish()
@@ -280,36 +279,21 @@ def _decode_columns(
 def _encode_in_vectors(table: Shares, codes: Symbols, states: States) -> npt.NDArray[np.uint16]:
     from vfl.compression.coding import vectors
 
-    table, codes = _whole_vectors(table, codes)
-    rows, columns = codes.shape
     words = np.empty((2, codes.size + LANES), np.uint16)
-    flat = table.reshape(-1), table.shape[1], codes.reshape(-1), rows, columns
-    return words[0, : vectors.encode(*flat, states, words)]
+    return words[0, : vectors.encode(table, codes, states, words)]
 
 
-def _decode_in_vectors(
-    reader: Reader, table: Shares, splits: npt.NDArray[np.uint16], codes: Symbols
-) -> Symbols:
+def _decode_in_vectors(reader: Reader, counts: AdaptiveCounts, codes: Symbols) -> Symbols:
     from vfl.compression.coding import vectors
 
     width = codes.shape[1]
-    table, codes = _whole_vectors(table, codes)
+    codes = np.empty((len(codes), width + -width % LANES), np.uint8)
     words = np.zeros(len(reader.words) + len(reader.states) + LANES, np.uint16)
     words[: len(reader.words)] = reader.words
     states = reader.states.astype(np.uint32)
-    flat = table.reshape(-1), splits, table.shape[1], words, states, codes.reshape(-1), *codes.shape
-    reader.taken[0] = vectors.decode(*flat)
+    reader.taken[0] = vectors.decode(*counts.starts, words, states, codes)
     reader.states[:] = states
     return np.ascontiguousarray(codes[:, :width])
-
-
-def _whole_vectors(table: Shares, codes: Symbols) -> tuple[Shares, Symbols]:
-    """Add columns to fill whole vectors; their only symbol is certain and changes no state."""
-    if not (more := -len(table) % LANES):
-        return table, codes
-    certain = np.full((more, table.shape[1]), 1 << TOTAL_BITS << 16, np.uint32)
-    certain[:, 0] = 1 << TOTAL_BITS
-    return np.concatenate([table, certain]), np.pad(codes, ((0, 0), (0, more)))
 
 
 def _blocks(columns: int, count: int) -> Iterator[slice]:
@@ -362,6 +346,13 @@ def _decode_in_passes(reader: Reader, table: Shares, codes: Symbols) -> None:
     reader.taken[0] = at
 
 
+def _aligned(count: int) -> npt.NDArray[np.uint16]:
+    """Return an array that starts with a line of the processor's cache, for faster reading."""
+    whole = np.empty(count + _LINE_BYTES // 2, np.uint16)
+    first = -whole.ctypes.data % _LINE_BYTES // 2
+    return whole[first : first + count]
+
+
 class AdaptiveCounts:
     """Adaptive counts of all symbols in all contexts, and the shares that follow from them.
 
@@ -380,7 +371,8 @@ class AdaptiveCounts:
         self._weight = weight
         self._history = _FORMAT
         self.table: Shares = np.zeros(start.shape, np.uint32)
-        self._splits: npt.NDArray[np.uint16] | None = None
+        self._starts: tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]] | None = None
+        self._stale = True
         self._share(slice(None), self._counts)
 
     @property
@@ -389,18 +381,20 @@ class AdaptiveCounts:
         return bytes([self._history & 0xFF])
 
     @property
-    def splits(self) -> npt.NDArray[np.uint16]:
-        """Return where the intervals of 15 evenly spaced symbols start, axes (15, contexts).
+    def starts(self) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
+        """Return the starts of all shares as `vectors.find_starts` writes them; requires numba."""
+        from vfl.compression.coding import vectors
 
-        The array also has columns for added contexts that fill whole vectors; see `_whole_vectors`.
-        """
-        if self._splits is None:
+        if self._starts is None:
             contexts, choices = self.table.shape
-            self._splits = np.full((15, contexts + -contexts % LANES), 1 << TOTAL_BITS, np.uint16)
-            each, copies = max(1, choices // 16), max(1, 16 // choices)
-            starts = np.repeat(self.table[:, each::each].T >> 16, copies, axis=0)
-            self._splits[: len(starts), :contexts] = starts
-        return self._splits
+            width = contexts + -contexts % LANES
+            starts = _aligned(width * (choices + vectors.COMPARED)).reshape(width, -1)
+            splits = _aligned(width * vectors.PARTS).reshape(-1, vectors.PARTS, LANES)
+            self._starts = starts, splits
+        if self._stale:
+            vectors.find_starts(self.table, *self._starts)
+            self._stale = False
+        return self._starts
 
     def cells(self, contexts: np.ndarray, symbols: np.ndarray) -> Cells:
         """Return the positions, in the flattened table of shares, of a symbol in each context."""
@@ -420,20 +414,20 @@ class AdaptiveCounts:
         found = np.bincount(places, minlength=counts.size).reshape(counts.shape)
         self._counts[touched] = self._forget(counts + (self._weight * found).astype(np.int32))
         self._share(touched, self._counts[touched])
-        self._commit(step, cells.astype("<i4", copy=False).tobytes())
+        self._commit(step, cells.astype("<i4", copy=False))
 
     def count_columns(self, step: int, codes: Symbols) -> None:
         """Add the codes of a step's frame, axes (rows, contexts), to the counts."""
         if loops.COMPILED:
             _count_columns(codes, self._counts, self._weight, self.table)
-            self._splits = None
+            self._stale = True
         else:
             columns = self.cells(np.arange(len(self.table)), codes)
             found = np.bincount(columns.reshape(-1), minlength=self.table.size)
             more = (self._weight * found).astype(np.int32).reshape(self.table.shape)
             self._counts = self._forget(self._counts + more)
             self._share(slice(None), self._counts)
-        self._commit(step, codes.tobytes())
+        self._commit(step, codes)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the counts and their history."""
@@ -456,8 +450,9 @@ class AdaptiveCounts:
         self._history = int(history[1])
         self._share(slice(None), self._counts)
 
-    def _commit(self, step: int, coded: bytes) -> None:
-        self._history = zlib.crc32(coded + step.to_bytes(8, "little"), self._history)
+    def _commit(self, step: int, coded: Cells | Symbols) -> None:
+        history = zlib.crc32(np.ascontiguousarray(coded).data, self._history)
+        self._history = zlib.crc32(step.to_bytes(8, "little"), history)
 
     @staticmethod
     def _forget(counts: Counts) -> Counts:
@@ -473,31 +468,38 @@ class AdaptiveCounts:
         starts = np.zeros_like(ends)
         starts[:, 1:] = ends[:, :-1]
         self.table[touched] = starts << 16 | ends - starts
-        self._splits = None
+        self._stale = True
 
 
 @compiled
 def _count_columns(codes: Any, counts: Any, weight: int, table: Any) -> None:
     """Add codes (rows, contexts) to the counts, halve large counts, and compute the new shares."""
     contexts, choices = counts.shape
-    for context in range(contexts):
-        own, shares = counts[context], table[context]
+    # Arrays of a context: the number of possible symbols up to each one, and their counts.
+    before, sums = np.empty(choices, np.int32), np.empty(choices, np.int32)
+    ends = np.zeros(choices + 1, np.int32)
+    for first in range(0, contexts, LANES):  # counts of few contexts stay in the fastest cache
+        block, table_block = counts[first : first + LANES], table[first : first + LANES]
         for row in range(len(codes)):
-            own[codes[row, context]] += weight
-        total, used = _FORGET_ABOVE + 1, 0
-        while total > _FORGET_ABOVE:
-            total, used = 0, 0
-            for symbol in range(choices):
-                total += own[symbol]
-                used += own[symbol] > 0
-            if total > _FORGET_ABOVE:
+            symbols = codes[row, first : first + LANES]
+            for context in range(len(symbols)):
+                block[context, symbols[context]] += weight
+        for context in range(len(block)):
+            own, shares = block[context], table_block[context]
+            total = _FORGET_ABOVE + 1
+            while total > _FORGET_ABOVE:
+                total = 0
                 for symbol in range(choices):
+                    total += own[symbol]
+                for symbol in range(choices if total > _FORGET_ABOVE else 0):
                     own[symbol] = (own[symbol] + 1) >> 1
-        rest, before, start = (1 << TOTAL_BITS) - used, 0, 0
-        sums = 0
-        for symbol in range(choices):
-            sums += own[symbol]
-            before += own[symbol] > 0
-            end = before + int(rest * sums / total)  # exact, because the product is below 2^52
-            shares[symbol] = start << 16 | end - start
-            start = end
+            possible, summed = np.int32(0), np.int32(0)
+            for symbol in range(choices):
+                possible += own[symbol] > 0
+                summed += own[symbol]
+                before[symbol], sums[symbol] = possible, summed
+            rest, whole = float((1 << TOTAL_BITS) - possible), float(total)
+            for symbol in range(choices):  # exact, because the product is below 2^52
+                ends[symbol + 1] = before[symbol] + np.int32(rest * sums[symbol] / whole)
+            for symbol in range(choices):
+                shares[symbol] = ends[symbol] << 16 | ends[symbol + 1] - ends[symbol]

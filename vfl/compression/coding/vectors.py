@@ -1,10 +1,10 @@
 """Loops of the range coder that process 16 states at a time, in one vector register.
 
-Numba does not vectorise these loops, because they look up tables, and because a state reads or
-writes a word only in some steps. So `_give` and `_take` insert LLVM code for 16 states into the
-machine code that numba compiles. LLVM translates this code to the instructions of the processor,
-from AVX-512 down to plain SSE2; with all of these, the results are the same. vfl imports this
-module only if numba is installed.
+Numba does not vectorise these loops, because a state reads or writes a word only in some steps. So
+`_give`, `_narrow` and `_take` insert LLVM code for 16 states into the code that numba compiles.
+LLVM translates this code to the processor's instructions, from AVX-512 down to plain SSE2; the
+results are the same. Tables are read symbol by symbol between these steps, because processors need
+longer to read 16 entries as one vector. vfl imports this module only if numba is installed.
 
 The code of this module does not check array indices, so callers must pass arrays of the documented
 sizes. The code never uses a number from a payload as an index without a check: it masks symbols or
@@ -13,20 +13,21 @@ searches them between bounds, and it counts the words of the payload before each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: Number of states in a vector; and how many halvings in `_split` narrow the range of symbols
-#: before a search reads the table.
-LANES, _SPLITS = 16, 4
+#: Number of states in a vector, and number of parts into which `_split` divides the symbols.
+LANES, PARTS = 16, 16
+#: Number of symbols that `_at_most` compares with a slot at once; a part has at most as many.
+COMPARED = 16
 _TOTAL_BITS, _WORD_BITS = 15, 16
-#: Number of different codes that 8 bits can express.
-_BYTES = 256
 
 _Bit, _Byte, _Word, _Number, _Index = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 
@@ -118,19 +119,34 @@ class _Lanes:
 
     def marked(self) -> Any:
         """Return the number of true lanes, as a 64-bit integer."""
-        bits = self.builder.bitcast(self.value, ir.IntType(LANES))
+        bits = self.builder.bitcast(self.value, ir.IntType(self.value.type.count))
         return self.builder.zext(self.builder.ctpop(bits), _Index)
+
+    def twice(self) -> _Lanes:
+        """Return a vector of 32 lanes: these lanes two times."""
+        return self._picked([*range(LANES)] * 2)
+
+    def folded(self) -> _Lanes:
+        """Add the upper half of the lanes to the lower half."""
+        half = self.value.type.count // 2
+        return self._picked(range(half)) + self._picked(range(half, 2 * half))
+
+    def _picked(self, lanes: Iterable[int]) -> _Lanes:
+        pattern = ir.Constant(ir.VectorType(_Number, len([*lanes])), [*lanes])
+        none = ir.Constant(self.value.type, ir.Undefined)
+        return _Lanes(self.builder, self.builder.shuffle_vector(self.value, none, pattern))
 
     def _of(self, operation: Callable[[Any, Any], Any], other: Any) -> _Lanes:
         if isinstance(other, int):
-            other = ir.Constant(self.value.type, [other] * LANES)
+            other = ir.Constant(self.value.type, [other] * self.value.type.count)
         elif isinstance(other, _Lanes):
             other = other.value
-        else:  # the same number in every lane
-            kind = self.value.type
-            number = self.builder.trunc(other, kind.element)
+        else:  # the same number in all lanes
+            kind, number = self.value.type, other
+            if number.type != kind.element:
+                number = self.builder.trunc(number, kind.element)
             first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), number, _Number(0))
-            zeros = ir.Constant(_vector(_Number), [0] * LANES)
+            zeros = ir.Constant(_vector(_Number, kind.count), [0] * kind.count)
             other = self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), zeros)
         return _Lanes(self.builder, operation(self.value, other))
 
@@ -142,12 +158,19 @@ class _Memory:
         self._builder = builder
         self._data = context.make_array(kind)(context, builder, array).data
 
-    def load(self, first: Any) -> _Lanes:
-        """Load 16 consecutive numbers."""
+    def load(self, first: Any, lanes: int = LANES) -> _Lanes:
+        """Load 16 consecutive numbers, or another number of them."""
         kind = self._data.type.pointee
-        read = self._builder.load(self._place(first, kind))
+        read = self._builder.load(self._place(first, kind, lanes))
         read.align = kind.width // 8
         return _Lanes(self._builder, read)
+
+    def load_pair(self, first: Any) -> Any:
+        """Load two consecutive numbers of 16 bits as one of 32; the first is its lower half."""
+        place = self._builder.gep(self._data, [first])
+        read = self._builder.load(self._builder.bitcast(place, _Number.as_pointer()))
+        read.align = 2
+        return read
 
     def store(self, first: Any, numbers: _Lanes) -> None:
         """Store 16 consecutive numbers."""
@@ -155,43 +178,13 @@ class _Memory:
         written = self._builder.store(numbers.value, self._place(first, kind))
         written.align = kind.width // 8
 
-    def gather(self, places: _Lanes) -> _Lanes:
-        """Load the 32-bit numbers at the 16 positions in `places`."""
-        numbers, mask = _vector(_Number), _vector(_Bit)
-        pointers = self._builder.gep(self._data, [places.value], source_etype=_Number)
-        pointers.type = ir.VectorType(self._data.type, LANES)
-        kinds = [pointers.type, _Number, mask, numbers]
-        function = _llvm(self._builder, "llvm.masked.gather.v16i32.v16p0", numbers, kinds)
-        every, none = ir.Constant(mask, [1] * LANES), ir.Constant(numbers, ir.Undefined)
-        parts = [pointers, _Number(4), every, none]
-        return _Lanes(self._builder, self._builder.call(function, parts))
-
-    def last_at_most(self, limits: _Lanes, firsts: _Lanes) -> tuple[_Lanes, _Lanes]:
-        """For each lane, search 16 increasing numbers for its limit; the first is at most it.
-
-        Returns how many of the 16 numbers are at most the limit, and the last one of these.
-        """
-        counts = lasts = ir.Constant(_vector(_Number), ir.Undefined)
-        for lane in map(_Number, range(LANES)):
-            first, limit = (
-                self._builder.zext(self._builder.extract_element(each.value, lane), _Index)
-                for each in (firsts, limits)
-            )
-            count = (self.load(first) <= limit).marked()
-            last = self._builder.sub(self._builder.add(first, count), _Index(1))
-            number = self._builder.load(self._builder.gep(self._data, [last]))
-            lasts = self._builder.insert_element(lasts, number, lane)
-            count = self._builder.trunc(count, _Number)
-            counts = self._builder.insert_element(counts, count, lane)
-        return _Lanes(self._builder, counts), _Lanes(self._builder, lasts)
-
-    def _place(self, first: Any, kind: ir.IntType) -> Any:
+    def _place(self, first: Any, kind: ir.IntType, lanes: int = LANES) -> Any:
         place = self._builder.gep(self._data, [first])
-        return self._builder.bitcast(place, _vector(kind).as_pointer())
+        return self._builder.bitcast(place, _vector(kind, lanes).as_pointer())
 
 
-def _vector(kind: Any) -> ir.VectorType:
-    return ir.VectorType(kind, LANES)
+def _vector(kind: Any, lanes: int = LANES) -> ir.VectorType:
+    return ir.VectorType(kind, lanes)
 
 
 def _llvm(builder: ir.IRBuilder, name: str, result: Any, kinds: Sequence[Any]) -> Any:
@@ -214,37 +207,25 @@ def _move(state: _Lanes, start: _Lanes, size: _Lanes) -> _Lanes:
     return (quotient << _TOTAL_BITS) + rest + start
 
 
-def _giving(
-    typing: Any,
-    table: Any,
-    codes: Any,
-    states: Any,
-    words: Any,
-    column: Any,
-    choices: Any,
-    row: Any,
-    lane: Any,
-    end: Any,
-) -> Any:
-    """Encode the symbols of 16 columns in one row; return the position after the written words.
+def _sizes(pairs: _Lanes) -> tuple[_Lanes, _Lanes]:
+    """Return the starts and sizes of shares, given each start and the next one in one number."""
+    starts = pairs & 0xFFFF
+    return starts, (pairs >> 16) - starts
+
+
+def _giving(typing: Any, shares: Any, states: Any, words: Any, lane: Any, end: Any) -> Any:
+    """Encode symbols with 16 states; return the position after the words.
 
     The word of the first of the 16 states comes first; `encode` reverses this order later.
     """
-    arrays = table, codes, states, words
-    signature = types.int64(*arrays, *(types.int64,) * 5)
+    arrays = shares, states, words
+    signature = types.int64(*arrays, *(types.int64,) * 2)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, parts: Any) -> Any:
-        column, choices, row, lane, end = parts[len(arrays) :]
-        table, codes, states, words = (
-            _Memory(context, builder, kind, array)
-            for kind, array in zip(signature.args, parts[: len(arrays)], strict=False)
-        )
-        one = builder.sub(choices, _Index(1))
-        symbols = codes.load(builder.add(row, column)).to(_Number) & one
-        firsts = _numbered(builder) * choices + builder.mul(column, choices)
-        shares = table.gather(firsts + symbols)
-        sizes, starts = shares & 0xFFFF, shares >> 16
-        state = states.load(lane)
+        shares, states, words = _arrays(context, builder, signature, parts, len(arrays))
+        lane, end = parts[len(arrays) :]
+        each, state = shares.load(lane), states.load(lane)
+        starts, sizes = each >> 16, each & 0xFFFF
         gives = (state >> (32 - _TOTAL_BITS)) >= sizes
         words.store(end, state.compressed(gives).to(_Word))
         states.store(lane, _move(gives.where(state >> _WORD_BITS, state), starts, sizes))
@@ -256,63 +237,83 @@ def _giving(
 _give: Any = intrinsic(_giving)
 
 
-def _taking(
+def _narrowing(
     typing: Any,
-    table: Any,
     splits: Any,
-    words: Any,
     states: Any,
-    codes: Any,
+    slots: Any,
+    places: Any,
     column: Any,
-    width: Any,
-    levels: Any,
-    row: Any,
+    each: Any,
     lane: Any,
-    taken: Any,
 ) -> Any:
-    """Decode the symbols of 16 columns in one row; return how many words have been read.
+    """Write the slots of 16 states, and the place in `starts` of the part that contains each slot.
 
-    Binary search finds each symbol: four steps in the splits, which are stored side by side for all
-    columns, and then `levels` steps in the table, which has 16 x 2^levels symbols per column. With
-    fewer than 16 symbols, `levels` is negative.
+    A part has `each` symbols.
     """
-    arrays = table, splits, words, states, codes
-    signature = types.int64(*arrays, *(types.int64,) * 6)
+    arrays = splits, states, slots, places
+    signature = types.void(*arrays, *(types.int64,) * 3)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, parts: Any) -> Any:
-        column, width, levels, row, lane, taken = parts[len(arrays) :]
-        table, splits, words, states, codes = (
-            _Memory(context, builder, kind, array)
-            for kind, array in zip(signature.args, parts[: len(arrays)], strict=False)
-        )
-        state = states.load(lane)
-        slots = state & ((1 << _TOTAL_BITS) - 1)
-        symbols, starts, ends = _split(splits, slots.to(_Word), column, width)
-        deeper = builder.icmp_signed(">", levels, _Index(0))
-        fewer = builder.select(deeper, _Index(0), builder.sub(_Index(0), levels))
-        levels = builder.select(deeper, levels, _Index(0))
-        firsts = _numbered(builder) * builder.shl(_Index(1 << _SPLITS), levels)
-        firsts += builder.mul(column, builder.shl(_Index(1 << _SPLITS), levels))
-        held = [
-            cgutils.alloca_once_value(builder, each.value)  # type: ignore[no-untyped-call, unused-ignore]
-            for each in ((symbols << levels) >> fewer, starts, ends)
-        ]
-        with cgutils.for_range(builder, levels) as loop:
-            symbols, starts, ends = (_Lanes(builder, builder.load(each)) for each in held)
-            step = builder.lshr(builder.shl(_Index(1), levels), builder.add(loop.index, _Index(1)))
-            middles = table.gather(firsts + symbols + step) >> 16
-            above = middles <= slots
-            halved = (
-                above.where(symbols + step, symbols),
-                above.where(middles, starts),
-                above.where(ends, middles),
-            )
-            for each, place in zip(halved, held, strict=True):
-                builder.store(each.value, place)
-        symbols, starts, ends = (_Lanes(builder, builder.load(each)) for each in held)
-        codes.store(builder.add(row, column), symbols.to(_Byte))
-        state = (ends - starts) * (state >> _TOTAL_BITS) + slots - starts
-        return _refilled(state, words, states, lane, taken)
+        splits, states, slots, places = _arrays(context, builder, signature, parts, len(arrays))
+        column, each, lane = parts[len(arrays) :]
+        found = (states.load(lane) & ((1 << _TOTAL_BITS) - 1)).to(_Word)
+        slots.store(lane, found)
+        after, line = (found + 1).twice(), builder.mul(column, _Index(PARTS))
+        below = []
+        for _ in range(PARTS // 2):  # a negative difference has its upper bit set
+            below.append((splits.load(line, 2 * LANES) - after) >> (_WORD_BITS - 1))
+            line = builder.add(line, _Index(2 * LANES))
+        part = reduce(add, below).folded().to(_Number)
+        stride = builder.add(builder.mul(each, _Index(PARTS)), _Index(COMPARED))
+        firsts = (_numbered(builder) + column) * stride
+        places.store(lane, firsts + part * each)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+_narrow: Any = intrinsic(_narrowing)
+
+
+def _comparing(typing: Any, starts: Any, first: Any, slot: Any) -> Any:
+    """Return how many of the next `COMPARED` starts from `first` on are at most `slot`."""
+    signature = types.int64(starts, types.int64, types.uint16)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, parts: Any) -> Any:
+        (starts,) = _arrays(context, builder, signature, parts, 1)
+        return (starts.load(parts[1], COMPARED) <= parts[2]).marked()
+
+    return signature, generate
+
+
+_at_most: Any = intrinsic(_comparing)
+
+
+def _sharing(typing: Any, starts: Any, place: Any) -> Any:
+    """Return a start and the next one as one number, which `_sizes` reads."""
+    signature = types.uint32(starts, types.int64)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, parts: Any) -> Any:
+        (starts,) = _arrays(context, builder, signature, parts, 1)
+        return starts.load_pair(parts[1])
+
+    return signature, generate
+
+
+_share: Any = intrinsic(_sharing)
+
+
+def _taking(typing: Any, shares: Any, words: Any, states: Any, lane: Any, taken: Any) -> Any:
+    """Decode symbols whose shares are known with 16 states; return the new number of words read."""
+    arrays = shares, words, states
+    signature = types.int64(*arrays, *(types.int64,) * 2)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, parts: Any) -> Any:
+        shares, words, states = _arrays(context, builder, signature, parts, len(arrays))
+        lane, taken = parts[len(arrays) :]
+        starts, sizes = _sizes(shares.load(lane))
+        return _taken(starts, sizes, words, states, lane, taken)
 
     return signature, generate
 
@@ -320,61 +321,61 @@ def _taking(
 _take: Any = intrinsic(_taking)
 
 
-def _taking_bytes(
+def _taking_few(
     typing: Any,
-    table: Any,
     splits: Any,
     words: Any,
     states: Any,
     codes: Any,
-    column: Any,
-    width: Any,
-    row: Any,
+    first: Any,
+    fewer: Any,
+    at: Any,
     lane: Any,
     taken: Any,
 ) -> Any:
-    """Do the same as `_taking` for 256 symbols, and compare the 16 shares of a part at once."""
-    arrays = table, splits, words, states, codes
+    """Decode symbols of at most 16 with 16 states; return the new number of words read.
+
+    Each part has one symbol, or the symbol number is the part's number without its `fewer` lowest
+    bits.
+    """
+    arrays = splits, words, states, codes
     signature = types.int64(*arrays, *(types.int64,) * 5)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, parts: Any) -> Any:
-        column, width, row, lane, taken = parts[len(arrays) :]
-        table, splits, words, states, codes = (
-            _Memory(context, builder, kind, array)
-            for kind, array in zip(signature.args, parts[: len(arrays)], strict=False)
-        )
-        state = states.load(lane)
-        slots = state & ((1 << _TOTAL_BITS) - 1)
-        part, _, _ = _split(splits, slots.to(_Word), column, width)
-        firsts = (_numbered(builder) << 8) + builder.shl(column, _Index(8)) + (part << _SPLITS)
-        counts, shares = table.last_at_most((slots << 16) | 0xFFFF, firsts)
-        codes.store(builder.add(row, column), ((part << _SPLITS) + counts - 1).to(_Byte))
-        state = (shares & 0xFFFF) * (state >> _TOTAL_BITS) + slots - (shares >> 16)
-        return _refilled(state, words, states, lane, taken)
+        splits, words, states, codes = _arrays(context, builder, signature, parts, len(arrays))
+        first, fewer, at, lane, taken = parts[len(arrays) :]
+        slots = states.load(lane) & ((1 << _TOTAL_BITS) - 1)
+        part, starts, ends = _split(splits, slots.to(_Word), builder.add(first, lane))
+        codes.store(builder.add(at, lane), (part >> fewer).to(_Byte))
+        return _taken(starts, ends - starts, words, states, lane, taken)
 
     return signature, generate
 
 
-_take_bytes: Any = intrinsic(_taking_bytes)
+_take_few: Any = intrinsic(_taking_few)
 
 
-def _refilled(state: _Lanes, words: _Memory, states: _Memory, lane: Any, taken: Any) -> Any:
-    """Store the states; add a word to each state that needs one; return how many were read."""
+def _taken(
+    starts: _Lanes, sizes: _Lanes, words: _Memory, states: _Memory, lane: Any, taken: Any
+) -> Any:
+    """Move 16 states behind symbols with these shares; return the new number of words read."""
+    state = states.load(lane)
+    slots = state & ((1 << _TOTAL_BITS) - 1)
+    state = sizes * (state >> _TOTAL_BITS) + slots - starts
     takes = state < (1 << _WORD_BITS)
-    given = words.load(taken).chosen(takes.to(_Word).sum_of_later()).to(_Number)
+    given = words.load(taken).chosen(takes.to(_Byte).sum_of_later().to(_Word)).to(_Number)
     states.store(lane, takes.where((state << _WORD_BITS) | given, state))
     return state.builder.add(taken, takes.marked())
 
 
-def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_Lanes, ...]:
-    """Return in which sixteenth of the symbols each slot lies, and where it starts and ends."""
+def _split(splits: _Memory, slots: _Lanes, column: Any) -> tuple[_Lanes, ...]:
+    """Return which sixteenth of the symbols contains each slot, with its start and end."""
     builder = slots.builder
-    lines = [column]
-    for _ in range(1, (1 << _SPLITS) - 1):
-        lines.append(builder.add(lines[-1], width))
-    middles = [splits.load(line) for line in lines]
+    line = builder.mul(column, _Index(PARTS))
+    lines = [builder.add(line, _Index(LANES * row)) for row in range(PARTS - 1)]
+    middles = [splits.load(each) for each in lines]
     part, starts = slots - slots, slots - slots
-    ends, step = starts + (1 << _TOTAL_BITS), 1 << _SPLITS
+    ends, step = starts + (1 << _TOTAL_BITS), PARTS
     while len(middles) % 2:  # compare with the middle start; go on with the lower or upper starts
         step >>= 1
         half = len(middles) // 2
@@ -386,31 +387,70 @@ def _split(splits: _Memory, slots: _Lanes, column: Any, width: Any) -> tuple[_La
     return part.to(_Number), starts.to(_Number), ends.to(_Number)
 
 
+def _arrays(
+    context: Any, builder: ir.IRBuilder, signature: Any, parts: Any, count: int
+) -> list[_Memory]:
+    """Return the first `count` arguments of a function, which are arrays."""
+    pairs = zip(signature.args[:count], parts[:count], strict=True)
+    return [_Memory(context, builder, kind, array) for kind, array in pairs]
+
+
 @njit(cache=True, nogil=True)
-def encode(
-    table: Any, choices: int, codes: Any, rows: int, width: int, states: Any, words: Any
-) -> int:
-    """Encode all symbols, the last one first; write the words in the order of the decoder.
+def find_starts(table: Any, starts: Any, splits: Any) -> None:
+    """Write the starts of all shares in the form that `encode` and `decode` read.
+
+    Contexts with only one symbol, which changes no state, fill the last vector.
 
     Args:
-        table: shares, uint32, width x choices entries.
-        choices: number of symbols that each context (column) can have, a power of two.
-        codes: codes, uint8, rows x width entries.
-        rows: number of rows of the cut.
-        width: width of the cut, a multiple of `LANES`.
-        states: the coder's states, uint32, a multiple of `LANES`; the function changes them.
-        words: output, uint16, axes (2, rows x width + LANES); the first row contains the result.
+        table: shares, uint32, axes (contexts, symbols); the number of symbols is a power of two.
+        starts: output: the starts of each context, and then 2^15; uint16, axes (whole vectors,
+            symbols + `COMPARED`).
+        splits: output: the starts of the parts of each context except the first, and 2^15; uint16,
+            axes (vectors, `PARTS`, `LANES`). With fewer than 16 symbols, some starts occur several
+            times.
+    """
+    contexts, choices = table.shape
+    each, copies = max(1, choices // PARTS), max(1, PARTS // choices)
+    splits[:] = 1 << _TOTAL_BITS
+    for context in range(len(starts)):
+        own, vector, lane = starts[context], context // LANES, context % LANES
+        own[:] = 1 << _TOTAL_BITS
+        own[0] = 0
+        if context < contexts:
+            for symbol in range(choices):
+                own[symbol] = table[context, symbol] >> 16
+            for part in range(copies * (min(PARTS, choices) - 1)):
+                splits[vector, part, lane] = own[(part // copies + 1) * each]
+
+
+@njit(cache=True, nogil=True)
+def encode(table: Any, codes: Any, states: Any, words: Any) -> int:
+    """Encode all symbols from the last to the first; write the words in the decoder's order.
+
+    A last vector that the columns do not fill has certain symbols, which change no state.
+
+    Args:
+        table: shares, uint32, axes (columns, symbols); the number of symbols is a power of two.
+        codes: codes, uint8, axes (rows, columns).
+        states: the states, uint32, a multiple of `LANES`; the function changes them.
+        words: output, uint16, axes (2, rows x columns + LANES); the result is in the first row.
 
     Returns:
         The number of words written.
     """
-    count, end, given = len(states), 0, words[1]
+    rows, width = codes.shape
+    count, most, end, given = len(states), table.shape[1] - 1, 0, words[1]
+    shares = np.empty(count, np.uint32)
     for first in range((width - 1) // count * count, -1, -count):
         lanes = min(count, width - first)
+        shares[lanes:] = 1 << _TOTAL_BITS
+        own = table[first : first + lanes]
         for row in range(rows - 1, -1, -1):
+            symbols = codes[row, first : first + lanes]
+            for lane in range(lanes):
+                shares[lane] = own[lane, symbols[lane] & most]
             for lane in range(0, lanes, LANES):
-                column = first + lane
-                end = _give(table, codes, states, given, column, choices, row * width, lane, end)
+                end = _give(shares, states, given, lane, end)
     ordered = words[0]
     for i in range(end):
         ordered[i] = given[end - 1 - i]
@@ -418,53 +458,50 @@ def encode(
 
 
 @njit(cache=True, nogil=True)
-def decode(
-    table: Any,
-    splits: Any,
-    choices: int,
-    words: Any,
-    states: Any,
-    codes: Any,
-    rows: int,
-    width: int,
-) -> int:
+def decode(starts: Any, splits: Any, words: Any, states: Any, codes: Any) -> int:
     """Decode the words that `encode` wrote.
 
+    For each row, all vectors first find the parts of their symbols. Then a loop finds each symbol
+    in its part.
+
     Args:
-        table: see `encode`.
-        splits: for each column, where each sixteenth part of the symbols starts, uint16, axes (15,
-            width). If there are fewer than 16 symbols, some starts occur several times.
-        choices: number of symbols that each context (column) can have, a power of two from 2 to
-            256.
-        words: the words of the payload, uint16; the array has at least len(states) + LANES unused
-            entries after them.
+        starts: see `find_starts`.
+        splits: see `find_starts`.
+        words: the payload's words, uint16, with room for at least len(states) + LANES more words.
         states: see `encode`.
-        codes: output, uint8, rows x width entries.
-        rows: see `encode`.
-        width: see `encode`.
+        codes: output, uint8, axes (rows, whole vectors).
 
     Returns:
         The number of words read; for a payload that is too short, it exceeds the payload's number
         of words.
     """
-    count, taken = len(states), 0
+    (rows, width), stride, choices = codes.shape, starts.shape[1], starts.shape[1] - COMPARED
+    lines, flat, found = splits.reshape(-1), starts.reshape(-1), codes.reshape(-1)
+    count, taken, each, fewer = len(states), 0, choices // PARTS, 0
     most = len(words) - count - LANES
-    flat, levels = splits.reshape(-1), -_SPLITS
-    while (1 << (levels + _SPLITS)) < choices:
-        levels += 1
+    while choices << fewer < PARTS:
+        fewer += 1
+    slots, places = np.empty(count, np.uint16), np.empty(count, np.uint32)
+    shares = np.empty(count, np.uint32)
     for first in range(0, width, count):
         lanes = min(count, width - first)
         for row in range(rows):
             if taken > most:
                 return taken
+            if choices <= PARTS:
+                at = row * width + first
+                for lane in range(lanes - LANES, -1, -LANES):
+                    taken = _take_few(lines, words, states, found, first, fewer, at, lane, taken)
+                continue
+            for lane in range(0, lanes, LANES):
+                _narrow(lines, states, slots, places, first + lane, each, lane)
+            own, start = codes[row, first : first + lanes], first * stride
+            for lane in range(lanes):
+                place = np.int64(places[lane])
+                place += _at_most(flat, place, slots[lane]) - 1
+                own[lane] = place - start
+                shares[lane] = _share(flat, place)
+                start += stride
             for lane in range(lanes - LANES, -1, -LANES):
-                column, at = first + lane, row * width
-                if choices == _BYTES:
-                    taken = _take_bytes(
-                        table, flat, words, states, codes, column, width, at, lane, taken
-                    )
-                else:
-                    taken = _take(
-                        table, flat, words, states, codes, column, width, levels, at, lane, taken
-                    )
+                taken = _take(shares, words, states, lane, taken)
     return taken
