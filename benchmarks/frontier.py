@@ -310,7 +310,7 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """p-values of the possible claims about a defense.
+    """p-values of the possible claims about a defense; a small p-value supports its claim.
 
     Attributes:
         leaks: p-value of the claim: some attack reaches more than the reference plus the margin.

@@ -117,7 +117,8 @@ class Begin(Settings):
     """First message to the user's process: its folder, addresses of other parties, what to deal.
 
     Attributes:
-        folder, model: the user's folder, and the folder of the weights for comparison.
+        folder, model: the user's folder, and the model's folder, whose answers in plaintext are
+            compared.
         addresses: addresses at which the user reaches the owner and the dealer.
         prompt_tokens, count, questions: number of prompt tokens, of answer tokens and of questions
             for which material is dealt. Material for one answer of a single token is dealt too.

@@ -17,7 +17,7 @@ from vfl.defenses import DEFENSES, Defense, PrivacyStatement, Side
 
 
 class RoundedGradient(Defense):
-    """Rounds a gradient to a number of steps, relative to the batch's largest value."""
+    """Rounds each value of a gradient to a multiple of the batch's largest magnitude / `steps`."""
 
     side: ClassVar[Side] = "label"
     label_free: ClassVar[bool] = True  # `gradient` does not use its argument with the labels

@@ -75,7 +75,7 @@ def mnist(choose=False):
 
 
 class Training:
-    """A network in training, with the secret for its noise and its progress."""
+    """A network in training: weights, progress, and the secret from which noise is drawn."""
 
     def __init__(self, setting, seed, train, test):
         self.setting, self.test, self.step = setting, test, 0

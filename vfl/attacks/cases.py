@@ -663,7 +663,7 @@ def training_case(
     partners: Sequence[str] = (),
     others_top: Maker | None = None,
 ) -> Case:
-    """Return the case of a feature party that infers labels of training rows; see `seeking`.
+    """Return the attack case of a feature party that infers labels of training rows; see `seeking`.
 
     Args:
         experiment: experiment of the training.

@@ -130,7 +130,7 @@ class LabelDP(Defense):
 
 
 def _promise(against: str, epsilon: float) -> PrivacyStatement:
-    """Return the guarantee for one label; it also covers results computed from it."""
+    """Return the guarantee for a label, which also covers results computed from its noisy form."""
     return PrivacyStatement(
         "labels",
         against,

@@ -1,4 +1,4 @@
-"""Leaderboard: the worst attack on each defense, at each number of leaked labels."""
+"""Leaderboard: the most successful attack on each defense, at each number of leaked labels."""
 
 from __future__ import annotations
 

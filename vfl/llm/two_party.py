@@ -976,9 +976,9 @@ class Role(Engine):
     def _deal_back(
         self, order: Tensor, results: int, ring: int, number: int
     ) -> tuple[Tensor, Tensor]:
-        """At the dealer, run SecurePerm of P1's results, and return P1's masks.
+        """At the dealer, deal for permuting P1's results back to their order; return P1's masks.
 
-        The dealer uses the inverse permutation.
+        This is protocol SecurePerm with the inverse permutation; P1 adds the masks to its results.
         """
         q0, q1 = self.pad(P1, (2, results), "q", number)
         self._send(P0, number, (q0[_back(order, results)] - q1, ring))

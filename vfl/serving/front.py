@@ -671,7 +671,8 @@ class Questions:
             raise _RefusedQuestion(_refused(f"more than {settings.max_ids} ids", 413, "size"))
         if asked.explain and not settings.explain:
             what = (
-                "this service does not disclose contributions (start it with vfl serve --explain)"
+                "this service does not disclose contributions of columns to a prediction "
+                "(start it with vfl serve --explain)"
             )
             raise _RefusedQuestion(_refused(what, 403, "explain"))
         found = now.rows.positions(asked.ids)

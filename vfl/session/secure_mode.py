@@ -763,7 +763,7 @@ def shared_bottom_error(party: str) -> ExposedCutError:
     return ExposedCutError(
         "no party has a bottom or a cut in this secure mode",
         got=f"bottom or cut of party '{party}'",
-        want="secure = 'none' or 'sum' for a request that needs one",
+        want="secure = 'none' or 'sum' for a request that needs a bottom or a cut",
     )
 
 

@@ -394,7 +394,11 @@ def _addcdiv(a: FP, b: FP, c: FP, *, value: float = 1) -> FP:
 
 
 def _addcmul(a: FP, b: FP, c: FP, *, value: float = 1) -> FP:
-    """Return a + value b c; a small `value` keeps the product's fraction bits, as Adam needs."""
+    """Return a + value b c.
+
+    For a small `value`, the product is scaled before its fraction bits are cut off, since Adam's
+    squared gradients need these bits.
+    """
     found = square(b) if b is c else mul(b, c)
     return add(a, ar.scaled_briefly(found, value) if abs(value) <= 1 / 8 else mul(found, value))
 

@@ -110,9 +110,9 @@ def columns_of(
         inputs: inputs of the split module.
 
     Returns:
-        The party's tensors with one row per input row; other parties' arguments, if the whole model
-        must run; and whether the party also gets inputs without a row axis, such as a graph's
-        edges.
+        The party's tensors with one row per input row; the arguments of `forward` that belong to
+        other parties, if this party can only run the whole model; and whether the party also gets
+        inputs without a row axis, such as a graph's edges.
     """
     inputs, _ = apart(inputs)
     if isinstance(model, CutModel):

@@ -106,8 +106,8 @@ class Adaptive(Attack):
 
     Args:
         at: layers that the candidates may read, joined by +; see `features`.
-        budget_s: limit of processor time in seconds. If the limit is too short for any vote, only
-            the cheapest of the tried candidates answers.
+        budget_s: limit of processor time in seconds. If it is too short to compare candidates, the
+            guesses are those of the cheapest candidate.
         candidates: number of candidates to try, in place of a time limit; the guesses are then
             repeatable. 0 uses the time limit `budget_s`.
 

@@ -407,7 +407,12 @@ def _require_factors(product: Product) -> None:
 
 
 def _rows(left: SharedTensor, holder: int) -> slice:
-    """Return the rows of the right factor that meet the holder's columns of the left one."""
+    """Return the rows of the right factor by which the product multiplies the party's left columns.
+
+    Args:
+        left: the left factor; P0 owns its first `owned` columns in plaintext, P1 the others.
+        holder: 0 for P0, or 1 for P1.
+    """
     return slice(left.owned, None) if holder else slice(0, left.owned)
 
 

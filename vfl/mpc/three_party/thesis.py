@@ -1,4 +1,6 @@
-"""Mode "thesis": algorithm 5.1 as printed, plus the division, sign and seeds that the print lacks.
+"""Mode "thesis": the thesis' algorithm 5.1, with three additions that the algorithm needs.
+
+The printed algorithm lacks the division of products by their scale, a sign, and seeds of masks.
 
 Every product masks both of its factors again. P1 sends its openings first; P0 replies with its own
 openings and the index lists of the division, so a product takes two sequential messages.

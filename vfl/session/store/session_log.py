@@ -264,7 +264,7 @@ class Verified:
 
     @property
     def holds(self) -> bool:
-        """Return whether chain, signatures and heads fit, and a given key signed every line."""
+        """Return whether chain, signatures and heads are right, and given keys signed all lines."""
         return not (self.problems or self.unsigned or self.strange)
 
 

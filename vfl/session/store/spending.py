@@ -79,7 +79,7 @@ class Spending(Generic[Kept]):
 
     @contextmanager
     def alone(self, patience_s: float = 0.0) -> Iterator[None]:
-        """Hold the lock that is required for spending from this store, until the `with` block ends.
+        """Hold the store's lock, so that only this process spends budgets in the `with` block.
 
         Args:
             patience_s: seconds to wait while another process holds the lock.

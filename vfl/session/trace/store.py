@@ -93,7 +93,7 @@ _File = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$")]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One recorded frame: its party, its direction and its bytes."""
+    """One recorded frame: the feature party that sent or received it, and the frame's contents."""
 
     party: str
     direction: str

@@ -264,7 +264,7 @@ class LabelEnd(LabelCellsEnd):
             points = np.frombuffer(raw, POINTS).astype(np.int64).reshape(rows, width)
         if len(points) != rows or np.abs(points).max(initial=0) > MOST_POINTS:
             raise ProtocolError(
-                "the points have an unexpected number or size",
+                "the message has the wrong number of points, or a point is too large",
                 where=f"the message of party '{name}'",
                 got=f"{len(raw)} bytes",
                 want=f"{rows * width * POINTS.itemsize} bytes of points",
