@@ -35,7 +35,7 @@ WARMUP_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardRow:
-    """Cost of a training step of one variant on one device.
+    """Time of a training step on one device, and the loss; with vfl or in the plain loop.
 
     Attributes:
         workload, batch_size, width: sizes of the network and the batch.

@@ -79,9 +79,9 @@ CONTENT = {
 }
 
 
-#: The same network with a party in the middle, which has the hidden layer; the label party has the
-#: head.
 MIDDLE = "compute"
+#: The network of CONTENT with a party in the middle, which has the hidden layer; the label party
+#: has the linear output layer.
 MIDDLED = CONTENT | {
     "label": {"party": "lender", "top": "linear"},
     "middle": {"party": MIDDLE, "width": 32, "model": "mlp:hidden=none,last=relu"},
@@ -133,9 +133,9 @@ class FaultRow:
     Attributes:
         seconds: duration of the load in seconds.
         kills: number of times that a party was killed or stopped.
-        answered, unavailable: number of requests with status 200, and with a 503 that names a
+        answered, unavailable: number of requests with a right answer, and with a 503 that names a
             feature party.
-        wrong: number of answers that differ from the known prediction for their row.
+        wrong: number of answers of status 200 that differ from the known prediction of their row.
         other: number of all other results.
         longest_outage_s: longest time from the first failure of an outage to the next answer.
         rss_first_mb, rss_last_mb: resident memory of the label party after the warm-up and at the

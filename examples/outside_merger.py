@@ -30,7 +30,7 @@ class Attention(Merger):
     """Scaled dot-product attention (Vaswani et al. 2017, equation 1), with a query for each party.
 
     Args:
-        heads: number of attention heads, which must divide the width of a cut.
+        heads: number of attention heads, at most the width of a cut; each has width // heads units.
     """
 
     def __init__(self, heads: int = 2) -> None:

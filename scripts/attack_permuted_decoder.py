@@ -327,7 +327,11 @@ def main() -> None:
         "--attention", action="store_true", help="attack the attention scores of the first block"
     )
     parser.add_argument(
-        "--blocks", type=int, nargs="*", default=[0, 1], help="numbers of blocks before the values"
+        "--blocks",
+        type=int,
+        nargs="*",
+        default=[0, 1],
+        help="for each attack, the number of blocks before the attacked values",
     )
     options = parser.parse_args()
     protected = Form(protect="scores", score_bits=6)

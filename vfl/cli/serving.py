@@ -110,7 +110,7 @@ def serve(
     """Serve a run's predictions over HTTP, until the command is interrupted.
 
     RUN is the folder that `vfl train` printed. In a federation the feature parties answer from
-    their SuperNodes, for rows of the file in the setting `data.predict` of each party; in one
+    their SuperNodes, for rows of each party's table: `data.predict`, or else `data.source`. In one
     process, the rows are the test rows of the experiment. `vfl promote OTHER` switches a running
     service to another run. Options of the command override `[serve]` in the label party's party
     file. A label party that --task names listens at the address in `[serve]` of its own party file;

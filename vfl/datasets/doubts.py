@@ -151,7 +151,7 @@ def _tree(
 
 
 def _best_split(cells: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> _Split:
-    """Return the split that reduces the sum of squares within its two parts most."""
+    """Return the split after which the sum of squares within its two parts is smallest."""
     best, total, weight = _Split(0.0), weights @ targets, weights.sum()
     for column, values in enumerate(cells.T):
         order = np.argsort(values, kind="stable")

@@ -423,7 +423,7 @@ def require_two_classes(defense: str, kind: LabelKind) -> None:
     """Refuse a task that does not have exactly two classes.
 
     Raises:
-        SpecError: the task does not have two classes; the error states the number of classes.
+        SpecError: the task is a regression or does not have two classes.
     """
     classes = require_classes(defense, kind)
     if classes != 2:

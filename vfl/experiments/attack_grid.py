@@ -173,7 +173,8 @@ def grid_cells(experiment: Experiment) -> list[Cell]:
     Raises:
         ConfigError: the experiment has no [grid] table, or the table's attacker is no feature
             party.
-        SpecError: a defense or an attack cannot be built.
+        SpecError: an attack or an adversary cannot be built; defenses are built only in trainings.
+        ExposedCutError, UserError: see `check_grid`.
     """
     check_one_label_party(experiment, "a grid of attacks")
     settings = grid_settings_of(experiment)

@@ -341,7 +341,7 @@ _OF_COLUMNS = ("mse", "token_accuracy", "attribute_auc")
 
 
 def _columns_of(rows: Sequence[Record]) -> _Part:
-    """Return the summary of the most accurate attack on columns, with the guess."""
+    """Return the summary of the attack on columns that gains most over the guess."""
     of_columns = (row for row in rows if row.measure in _OF_COLUMNS)
     found = grouped(of_columns, "attacker", "measure")
     if not found:

@@ -30,8 +30,8 @@ _LEFT = ".material"
 #: of each axis follows.
 _HEAD, _AXIS = struct.Struct("<BB"), struct.Struct("<I")
 _TYPES = (torch.int64, torch.int32, torch.float64)
-#: Number of bytes after which a reader releases the memory pages that it has read; a multiple of
-#: any page size.
+#: Number of bytes of read memory pages that a reader releases at a time, after it has read a
+#: tensor; a multiple of any page size.
 _DROPPED_BYTES = 1 << 22
 
 

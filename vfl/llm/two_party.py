@@ -725,11 +725,12 @@ class Role(Engine):
 
         Only fast mode uses this method. Let v be the values of attention and p the probabilities
         that P1 computes. P0 and P1 both know m = p - q0 (p under a mask) and the masked v, which
-        was opened before. P1 has m in its own order of heads. The missing term of v p contains u1,
-        P1's mask of v, times p. The dealer therefore shares u1 again as g0 + g1 in P1's order, so
-        that each holder multiplies its share by m locally. P1's part of the result is in two orders
-        of heads, the original one and P1's order. P1 sends both parts under masks together with m;
-        P1's own share of the result is a pad.
+        was opened before. P1 has m in its own order of heads. Let u1 be P1's mask of v. From
+        these values and the dealt products, P0 and P1 get shares of (v - u1) p and of u1 q0, so
+        only u1 m is missing from v p. The dealer therefore shares u1 again as g0 + g1 in P1's
+        order, so that each holder multiplies its share by m locally. P1's part of the result is in
+        two orders of heads, the original one and P1's order. P1 sends both parts under masks
+        together with m; P1's own share of the result is a pad.
 
         P0 and P1 receive only uniformly distributed numbers, and P1 also learns the permuted
         scores. The method sends the messages of `apply`; the last of these has 2 s' additional bits

@@ -101,8 +101,8 @@ class PretrainedBottom(Bottom):
     A text is a row of numbers, where 0 is padding and n + 1 stands for the tokenizer's token n (see
     `data.tokenizer`). Pictures are resized to the model's size. The saved weights of a run contain
     a frozen model's digest in place of the model. So each party that runs the bottom needs the same
-    model under the same name. Features of a frozen model are cached in memory, so the model
-    computes each row only once.
+    model under the same name. Features of a frozen model are cached in memory up to a
+    limit (and on disk with `keep=disk`), so the model computes only rows that are not cached.
 
     A text longer than the model's context is divided into windows of the context's length.
 

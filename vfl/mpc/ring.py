@@ -147,7 +147,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
 
     If the right operand has a single column, it is multiplied as a vector; this is faster unless
     the left operand is a transposed view. If the left operand has a single row, the product is also
-    computed computed with a vector. The right operand may be int16 or int32: a product of one row
+    computed with a vector. The right operand may be int16 or int32: a product of one row
     reads each element of the right operand once, so memory bandwidth determines its time.
     """
     if reads_in_place(len(left), right):

@@ -103,7 +103,7 @@ def run_session(
         experiment: the experiment to train.
         party: the label party's own file.
         terms: terms of the session.
-        resume: whether the run's folder already exists.
+        resume: whether this session continues the run from its last checkpoint.
         simulation: whether Flower simulates the nodes; see `Federation`.
         front: HTTP service that receives clients' requests; None opens one if the session is a
             service.

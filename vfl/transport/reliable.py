@@ -369,7 +369,7 @@ class TcpLink(_StreamLink):
     def poll(self) -> Frame | None:
         """Return the next frame, or None if none has arrived.
 
-        If the connection broke, reconnect first.
+        If the connection can no longer be read, reconnect and return None.
 
         Raises:
             LostPeerError, PeerFailedError, FrameError: see `receive`.

@@ -30,7 +30,7 @@ class Strip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A section of a page; the page leaves out a section without content.
+    """A section of a page; the page shows the title, and all contents that are not empty.
 
     Attributes:
         title: its heading.

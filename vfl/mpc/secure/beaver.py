@@ -983,7 +983,7 @@ class DealerEnd:
         asks = frame.kind in (Kind.OPENING, Kind.QUERY_OPENING)
         if not asks or frame.branch != 0 or not self._dealers:
             raise ProtocolError(
-                "an unexpected message from the label party",
+                "the label party sent the dealer an unexpected message",
                 got=frame.kind.name,
                 want="rows of an exchange, after keys were agreed on, or DONE",
             )

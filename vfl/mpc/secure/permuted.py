@@ -278,8 +278,8 @@ class PermutedEnd(NetworkEnd[Facts, Party]):
         super().__init__(mode, party, terms, rows, place)
         self._network: ThreePartyNetwork | None = None
         if self._role == self._label_role:
-            # A wrong top model is refused before any message is sent. For concatenated inputs, the
-            # agreed widths are the numbers of columns.
+            # The label party refuses a wrong top model before it sends a message of this protocol.
+            # For concatenated inputs, the agreed widths are the numbers of columns.
             self._layers((terms.merged_width, 0))
 
     @property
