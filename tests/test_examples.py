@@ -117,7 +117,7 @@ def test_the_accountant_from_outside_is_a_little_worse_than_rdp(outputs):
 
 
 def test_inner_layers_tell_less_when_they_repel(outputs):
-    read = [int(share) for share in re.findall(r"read (\d+)%", outputs["inner_layers.py"])]
+    read = [int(share) for share in re.findall(r"labels (\d+)%", outputs["inner_layers.py"])]
     assert read[1] < read[0] - 10
 
 

@@ -578,10 +578,10 @@ def test_a_name_of_keys_that_cannot_be_is_refused(stores, name):
 def test_what_cannot_reuse_keys_says_so(stores):
     with pytest.raises(BadOptionError, match="padding hides"):
         PROTOCOLS.make("ecdh:pad=5,reuse=true")
-    with pytest.raises(BadOptionError, match="federation only") as caught:
+    with pytest.raises(BadOptionError, match="two parties of a federation") as caught:
         play("ecdh:reuse=true", owns(range(5), range(5)), "shop")
     assert caught.value.got == "parties without a store"
     three = [replace(own, keys=lambda peer: Keys(stores.place)) for own in owns(*[range(5)] * 3)]
-    with pytest.raises(BadOptionError, match="federation only") as caught:
+    with pytest.raises(BadOptionError, match="two parties of a federation") as caught:
         play("ecdh:reuse=true", three, "label")
     assert caught.value.got == "3 parties"

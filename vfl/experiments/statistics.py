@@ -340,7 +340,7 @@ class Judgement:
         >>> judge([0.0, 0.004, 0.002]).words("as good", "worse", "seeds")
         'undecided: 2 more seeds would decide (margin 1.0 points)'
         >>> judge([0.0]).words("as good", "worse", "seeds")
-        'undecided: one of the seeds says nothing of the others (margin 1.0 points)'
+        'undecided: one does not show how much seeds differ (margin 1.0 points)'
         """
         if self.verdict == "no easier":
             return f"{no} (margin {_points(self.margin)})"
