@@ -340,7 +340,7 @@ class Judgement:
         >>> judge([0.0, 0.004, 0.002]).words("as good", "worse", "seeds")
         'undecided: 2 more seeds would decide (margin 1.0 points)'
         >>> judge([0.0]).words("as good", "worse", "seeds")
-        'undecided: one does not show how much seeds differ (margin 1.0 points)'
+        'undecided: one result does not show how much seeds differ (margin 1.0 points)'
         """
         if self.verdict == "no easier":
             return f"{no} (margin {_points(self.margin)})"
@@ -348,7 +348,7 @@ class Judgement:
             return f"{yes} by {_points(self.gain)} ({_points(self.low)} or more)"
         if self.more is None:
             few = f"{self.victims} {repeats} are too few to show how much {repeats} differ"
-            few = few if self.victims > 1 else f"one does not show how much {repeats} differ"
+            few = few if self.victims > 1 else f"one result does not show how much {repeats} differ"
             return f"undecided: {few} (margin {_points(self.margin)})"
         return f"undecided: {self.more} more {repeats} would decide (margin {_points(self.margin)})"
 
