@@ -12,10 +12,9 @@ All numbers are little-endian:
     12      4      u32   `crc32`       CRC-32 (zlib) of bytes 0 to 11 and the payload; over TLS
                                        only of bytes 0 to 11, because TLS detects errors too
 
-A receiver checks a header before it allocates memory: A receiver checks a header before it
-allocates memory for the payload: the version, `body_bytes` against the agreed limit of the frame's
-kind, the kind, and the checksum. The parties agree on codec, cut-layer width and rows in the
-handshake, so frames do not repeat them.
+A receiver checks the version, the kind, and `body_bytes` against the agreed limit of the kind,
+before it allocates memory for the payload. It then checks the checksum. The parties agree on codec,
+cut-layer width and rows in the handshake, so frames do not repeat them.
 
 A `Link` is one party's end of an ordered, authenticated stream of frames between two parties. The
 label party has one link for each feature party (`vfl.transport.hub`, which hides reconnections).
