@@ -105,8 +105,8 @@ class PrivacyPlan:
                 "the privacy budget does not allow a single step",
                 where="dp",
                 got=f"epsilon {dp.epsilon} with noise multiplier {noise:g}",
-                fix="set a larger dp.epsilon or dp.noise; or leave dp.noise out: vfl then derives it "
-                "from dp.epsilon",
+                fix="set a larger dp.epsilon or dp.noise; or leave dp.noise out: vfl then derives "
+                "it from dp.epsilon",
             )
         steps = counted * a_epoch // a_record
         halves = len(terms.feature_parties) + dp.label_trains
