@@ -3,11 +3,13 @@
 >>> make("logistic:scaler=whiten").goal
 'labels'
 
-The private values that an attack infers decide its folder or file: `labels`, `inputs`,
-`membership`, `active` or `permuted`. The attacks in `wrappers` change the attacker's evidence and
-pass it to another attack. To understand one attack, read `base` and the attack's own file. Other
-modules run the attacks: `view` (threat models and their grants), `transcript` (all messages about
-each row), `cases` (the data of a victim or of a recorded training), `scoring` and `baselines`.
+The private values that an attack infers decide its folder: `labels`, `inputs` or `membership`. The
+folder `active` contains adversaries that tamper with a training; the file `permuted` contains
+attacks on the permuted values of a private network. The attacks in `wrappers` change the attacker's
+evidence and pass it to another attack. To understand one attack, read `base`, the attack's own
+file, and the file of its base class. Other modules run the attacks: `view` (threat models and their
+grants), `transcript` (all messages about each row), `cases` (the data of a victim or of a recorded
+training), `scoring` and `baselines`.
 
 To add an attack, write one file with a subclass of `Attack`, add one line to `ATTACKS` below, and
 run the contract tests of `vfl.testing`. Another package registers its attack by an entry point in

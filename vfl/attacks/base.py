@@ -114,7 +114,8 @@ def require_at_least(least: float, **options: float) -> None:
     """Refuse option values below a bound, NaN and infinity; each keyword is an option's name.
 
     Raises:
-        BadOptionError: an option is below its bound; the error names the first such option.
+        BadOptionError: an option is below its bound, NaN or infinite; the error names the first
+            such option.
     """
     for option, given in options.items():
         require_range(option, given, least)
@@ -147,8 +148,8 @@ def fit(
         draw: generator from which batches and dropout are drawn.
         keep_norms: whether batch normalisation uses its stored mean and variance and does not
             update them.
-        batch: number of rows in a batch, drawn with replacement; with 0, or if there are fewer
-            rows, a step uses all rows.
+        batch: number of rows in a batch, drawn with replacement; with 0, or if there are not more
+            rows than this, a step uses all rows.
         loss: loss function of logits and labels; None uses the cross-entropy.
     """
     training(module, keep_norms)

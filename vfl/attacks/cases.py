@@ -286,7 +286,8 @@ def _with_leaks(grants: frozenset[Grant], k: int, classes: int) -> frozenset[Gra
 class Victim:
     """A trained feature party that answers queries, and the labels that it must not learn.
 
-    The attacker has the architectures in the experiment, but not the layers that a defense adds.
+    The attacker's untrained networks have the architectures in the experiment, without the layers
+    that a defense adds; its trained bottom has these layers.
 
     Args:
         experiment: experiment of the training.
@@ -298,6 +299,7 @@ class Victim:
 
     Raises:
         UserError: the experiment has no such feature party.
+        ConfigError: the experiment has several label parties, or a middle party.
         ExposedCutError: in this training, parties share the weights of the first layers, so no
             party has a bottom.
     """
@@ -532,8 +534,8 @@ class TrainedParts:
         """Return the network's outputs for rows whose cuts were recorded, axes (rows, classes).
 
         Args:
-            queries: recorded query frames of every feature party; the function reads each party's
-                frames once.
+            queries: recorded query frames of every feature party; the function iterates over all
+                frames once for each feature party, so an iterator is not enough.
             rows: positions among the aligned rows, int64.
 
         Raises:
@@ -565,8 +567,8 @@ class TrainedParts:
         parts.load_state_dict({k: value for k, value in weights if k.split(".")[0] in parts})
 
 
-#: Grants of a label party in addition to the cuts. No real label party has the victim's bottom;
-#: results with this grant are upper bounds.
+#: Grants of a label party, whether it has columns or not. No real label party has the victim's
+#: bottom; results with this grant are upper bounds.
 COLUMNS = frozenset(
     {Grant.CUTS, Grant.LABELS, Grant.LEAKED_INPUTS, Grant.BOTTOM_RECIPE}
     | {Grant.TOP, Grant.OTHERS_BOTTOM}
@@ -917,6 +919,9 @@ def queried_case(
         data: every party's aligned rows.
         rows: the members, the non-members, and the attacker's own rows.
         outputs: the network's outputs for `rows.targets`, axes (targets, classes).
+
+    Raises:
+        UserError: the labels are numeric, not classes.
     """
     label = data[experiment.label.party]
     labels, classes = classes_of(label)
@@ -1059,7 +1064,8 @@ def held(
         draw: generator from which these rows are drawn.
 
     Raises:
-        TooFewRowsError: the adversary would have no rows.
+        UserError: the labels are numeric, not classes.
+        TooFewRowsError: the adversary needs leaked rows, and would have none.
     """
     label, inputs = data[experiment.label.party], _inputs_of(data[party])
     (labels, classes), train = classes_of(label), torch.from_numpy(label.split.train)

@@ -122,8 +122,8 @@ def seen_twice(first: Tensor, second: Tensor, tolerance: float = 1e-5) -> Tensor
     """Return positions in `first` of values with (nearly) the same magnitude in `second`; (found,).
 
     P2 receives new dummies (random values) with every request, but the real values of a row stay
-    the same. If two requests have 32 values each, with a standard deviation near 2, about one pair
-    of requests in a hundred contains two dummies within the tolerance.
+    the same. If two requests have 32 values each, all of them dummies (standard deviation 2), about
+    6 in 1,000 pairs of requests contain two dummies within the tolerance.
     """
     apart = (first.abs()[:, None] - second.abs()).abs().min(1).values
     return torch.nonzero(apart <= tolerance).flatten()
@@ -167,8 +167,8 @@ def solve_shuffled(
 
     Args:
         seen: observed values of one row, axes (outputs,).
-        weight: the weights W, axes (columns, outputs); W needs more outputs than columns, or else
-            `ridge` must be above 0.
+        weight: the weights W, axes (columns, outputs); W needs at least as many outputs as columns,
+            or else `ridge` must be above 0.
         bias: the biases b, axes (outputs,).
         starts: initial guesses of the row x, axes (starts, columns).
         rounds: largest number of rounds for each start.
@@ -311,7 +311,8 @@ class Victim:
     ) -> list[Tensor]:
         """Return P2's values in one training step: inputs of functions, then of derivatives.
 
-        There is one tensor for each request, in the order of the layers.
+        There is one tensor for each request. The inputs of functions are in the order of the
+        layers. Only in thesis mode, the same inputs follow for the derivatives, last layer first.
         """
 
         def program(party: Party) -> None:

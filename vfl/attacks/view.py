@@ -3,8 +3,8 @@
 A `ThreatModel` names the attacker, the phase of the attack, and the attacker's grants: the kinds of
 values that it may read. `Holdings` contains everything that a threat model can grant. A `View`
 gives access to the granted values, and raises an error for other values. Models are available as
-functions that return copies, so that an attack may change its copy. A view never holds the values
-of the target rows that the attack infers; only `vfl.attacks.scoring` has them.
+functions that return copies, so that an attack may change its copy. A view never gives access to
+the values of the target rows that the attack infers; only `vfl.attacks.scoring` reads them.
 
 A threat model is counterfactual if it has a grant that no attacker of its kind has in a real
 deployment. Results under a counterfactual threat model are upper bounds, and reports mark them.
@@ -63,7 +63,7 @@ class Grant(StrEnum):
 
 #: Grants that exist only in the training phase.
 IN_TRAINING = frozenset({Grant.GRADIENTS, Grant.EPOCHS})
-#: Grants that only the owner of a bottom can have.
+#: Grants by which the access level is at least "bottom": a bottom, or the columns that it reads.
 _AT_THE_BOTTOM = frozenset({Grant.BOTTOM, Grant.INPUTS, Grant.SNAPSHOTS})
 #: Grants of public facts, and of data that colluding parties share with the attacker.
 _PUBLIC = {Grant.BOTTOM_RECIPE, Grant.TOP_RECIPE, Grant.PRIOR, Grant.PARTNERS}
@@ -103,7 +103,8 @@ class ThreatModel:
             (thesis 4.1); "split": the feature party trained the bottom in split learning.
 
     Raises:
-        UserError: the grants contradict the phase or the colluding parties.
+        UserError: an attribute has an unknown value; or the grants contradict the phase or the
+            colluding parties; or `trained_by` contradicts the phase.
     """
 
     who: Who
@@ -261,7 +262,8 @@ class Holdings:
     """All values that a threat model may grant; None marks a value that does not exist.
 
     Attributes:
-        targets: the attacked rows, without the values that the attacker wants to infer.
+        targets: the attacked rows; the values that the attacker wants to infer are absent, or no
+            grant gives access to them.
         leaked: rows whose labels (or attribute, or the victim's columns) the attacker knows.
         unlabelled: further rows without labels.
         exchanges: the recorded training, exchange by exchange; if it exists, targets are training
@@ -403,7 +405,7 @@ class View:
         holdings: all values that the grants may give access to.
 
     Besides the groups of rows, a view has the attributes of `Holdings`. Attributes that are
-    functions return copies.
+    functions from which models come return copies or new models.
     """
 
     prior = _Opened[Tensor](Grant.PRIOR)
@@ -453,7 +455,7 @@ class View:
 
     @property
     def targets(self) -> GrantedRows:
-        """Return the target rows; no view holds the values that the attack infers for them."""
+        """Return the target rows; no view gives access to the values that the attack infers."""
         return GrantedRows(self, self._holdings.targets)
 
     @property

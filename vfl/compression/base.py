@@ -2,8 +2,8 @@
 
 Each of the two parties of a connection has a codec object. Both parties build the codec object from
 the same spec. The parties agree on the cut's width in the handshake; the number of rows in a
-payload follows from the step. So a decoder never uses a payload to decide how much memory to
-allocate.
+payload follows from the step. So these numbers, and not a payload, limit the memory that a decoder
+allocates.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class Bound(Codec):
     with its key; decoding is circular correlation of the vector with the same key. In a decoded
     row, the other rows in its vector appear as noise, which is smaller for wider cuts. The codec
     encodes gradients in the same way, so both cuts and gradients take 1/rows of the bytes. So, in
-    training, the codec mixes rows. **The codec sends a query row by row**, with as many bytes as
-    without compression, because a prediction must not depend on other rows of its batch.
+    training, the codec mixes rows. **The codec sends a query row by row** in the number format of
+    `values`, because a prediction must not depend on other rows of its batch.
 
     Source: Hsieh et al. 2022, "C3-SL: Circular convolution-based batch-wise compression for
     communication-efficient split learning", MLSP, section 3. If `rows` does not divide the batch

@@ -135,7 +135,7 @@ class ProductQuantise(Codec):
         return 0.5 * self.correction * (cut - sent).square().sum(dim=1).mean()
 
     def formula_ratio(self, width: int) -> float:
-        """Return the codes' size relative to float32: pieces x log2(clusters) / (32 x width).
+        """Return the codes' size relative to float32: pieces x ceil(log2 clusters) / (32 x width).
 
         The formula leaves out the size of the codebook, which all rows of a batch share.
         """

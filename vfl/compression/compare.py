@@ -74,9 +74,9 @@ def compare_codecs(
 
 
 def default_specs(width: int) -> list[str]:
-    """Return, for each kind of codec, one or two specs that fit the width.
+    """Return specs of frequently used codecs that fit the width.
 
-    The option k of a codec is width/40, or another value that fits the width.
+    The option k of a codec is width/40, at least 1, or less if its table would be too large.
     """
     k = max(1, min(width // 40, TABLE_LIMIT // width))
     specs = [

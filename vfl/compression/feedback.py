@@ -1,4 +1,4 @@
-"""Error feedback: encoder and decoder store an estimate of each row's cut and send its change.
+"""Error feedback: both parties store an estimate of each row's cut, and frames contain its change.
 
 If a row was sent before, the feature party sends the compressed difference between the row's new
 cut and its stored estimate. Both parties then add the compressed difference to their estimate of

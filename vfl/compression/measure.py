@@ -276,7 +276,9 @@ def read_cut(path: Path, array: str | None = None) -> Tensor:
 
     Raises:
         MissingDataError: the file does not exist.
-        DataError: the file is not a numpy file, or its array does not have two axes.
+        DataError: the file is not a numpy file, or has several arrays, or no array of this name; or
+            its array does not have floating-point numbers, two axes and at least one value.
+        UserError: `array` is given for a ``.npy`` file, whose array has no name.
         NonFiniteError: a value is NaN or Inf, or too large for float32.
     """
     values = _load(path, array)

@@ -33,8 +33,8 @@ _PROCESSOR = torch.device("cpu")
 LEAST_ON_CARD = 1 << 17
 Scale = Literal["batch", "row", "agreed"]
 Packer = Literal["dense", "bitmap", "enumerative", "range"]
-#: Values of the option `pad`. A frame's length depends only on the cut's shape: for queries
-#: ("query"), for queries and training frames ("always"), or never ("no").
+#: Values of the option `pad`: frames whose lengths the codec hides if they depend on the values:
+#: those of queries ("query"), those of queries and of training ("always"), or none ("no").
 Pad = Literal["query", "always", "no"]
 
 

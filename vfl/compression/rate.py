@@ -17,11 +17,11 @@ _FIRST_SCALE = 0.7
 class Rate(DenseCodec):
     """Sends range-coded integers; the loss of the bottom includes their expected number of bits.
 
-    The codec rectifies each unit, multiplies it by a learned scale, and rounds it to an integer y.
-    To estimate the number of bits, the codec learns a logistic distribution of y + u for each unit,
-    where u is uniform on [-1/2, 1/2] (Balle et al. 2017, section 3). The feature party adds
-    `weight` times the bits per row to its loss. The label party learns its own inverse scales, so
-    the parties send no parameters.
+    The codec rectifies each unit, multiplies it by a learned scale, and rounds the product y to an
+    integer. To estimate the number of bits, the codec learns a logistic distribution for each unit.
+    In the estimate, noise u replaces the rounding: y + u, where u is uniform on [-1/2, 1/2] (Balle
+    et al. 2017, section 3). The feature party adds `weight` times the bits per row to its loss. The
+    label party learns its own inverse scales, so the parties send no parameters.
 
     Args:
         weight: weight of one bit per row in the feature party's loss.

@@ -22,11 +22,12 @@ _LEAST, _MOST, _GAIN, _MEMORY = 1e-4, 15.0, 0.02, 0.9
 
 
 class Rectified(DenseCodec):
-    """Puts a rectifier (ReLU) before the cut, and sends only the values above zero.
+    """Puts a rectifier (ReLU) before the cut, so that zeros take few bits.
 
     After a rectifier, the gradient of a zero is zero, so the codec loses nothing if it does not
     send this gradient. For gradients of sparse cuts, thesis table 3.1 states a relative size of 1;
-    the codec sends less. The length of a training frame discloses how many values are above zero.
+    the codec sends less. Unless ``pad=always``, the length of a gradient, and of a training frame
+    (except with ``packer=dense``), discloses how many values are above zero.
 
     Args:
         values: format of a value: 1 to 8 bits, or ``fp32`` (except with ``packer=range``).

@@ -2,8 +2,8 @@
 
 Order in which the parties of one training step call the hooks:
 
-    label party, once    prepare, labels
-    either, once         wrap_bottom, then fit (feature party); merged, wrap_top (label party)
+    label party, once    prepare; merged, wrap_top; labels
+    feature party, once  wrap_bottom, then fit
     label party          counts
     each party           batch
     feature party        embedding -> codec ... ; local_loss joins its own backward pass
@@ -15,7 +15,7 @@ Order in which the parties of one training step call the hooks:
 
 A feature party first consents to the memory and time that the hooks need, and then calls them. For
 this consent, `working_bytes` and `fit_epochs` state the hooks' memory and epochs, and the party
-measures the memory of `wrap_bottom` on meta tensors.
+measures the memory of the wrapped bottom on meta tensors.
 
 A defense overrides the hooks that it needs. Random numbers that protect data come from
 `context.secret`, the secret of the party at which the hook runs, and never from the run's seed. If
@@ -117,9 +117,10 @@ class Defense:
         """Return the most bytes that the hooks at a feature party allocate during a training.
 
         The result covers the hooks `fit`, `batch`, `embedding`, `local_loss` and `received`
-        together. In addition, vfl counts a few arrays of the cut's size, and measures the memory of
-        `wrap_bottom` by running the wrapped bottom. vfl calls this method before it allocates
-        memory; the feature party refuses a training that needs more memory than its consent allows.
+        together. In addition, vfl counts a few arrays of the cut's size and the inputs that `fit`
+        receives, and measures the memory of the wrapped bottom on meta tensors. vfl calls this
+        method before it allocates memory; the feature party refuses a training that needs more
+        memory than its consent allows.
 
         Args:
             rows: batch size.

@@ -25,9 +25,10 @@ class GradientAveraging(Defense):
     the same class.
 
     Args:
-        rows: number of rows per group; 0 makes one group of the whole batch, and then a bottom
-            learns little. The group means of many exchanges are linear equations in single rows'
-            gradients; the attack `batch_sums` solves these equations.
+        rows: smallest number of rows per group; the group sizes of a batch differ by at most one
+            row. 0 makes one group of the whole batch, and then a bottom learns little. The group
+            means of many exchanges are linear equations in single rows' gradients; the attack
+            `batch_sums` solves these equations.
 
     >>> grad, one_group = torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])
     >>> averaged(grad, one_group).tolist()

@@ -232,14 +232,14 @@ class Anchored(Defense):
 
     The components form a label-free bottom: any party that has the inputs can compute their values.
     The components alone lose little accuracy, and a linear learned part (``bottom =
-    "mlp:hidden=none"``) makes up for the loss. In each step, the change of the cut is `rate` times
-    the change in a training without this defense. If the defense `potential:norm=no` is in the same
-    chain, the learned part discloses less about labels. The design is vfl's own. `Anchored` applies
-    the idea of fine-tuning that stays near the starting point (Li et al. 2018, L2-SP); its starting
-    point are the label-free components. Only feature parties run this defense. Before the first
-    step, each feature party computes the components of its training rows. The components are saved
-    with the party's weights. Leakage can be measured but has no guaranteed bound, so the defense
-    states no guarantee.
+    "mlp:hidden=none"``) makes up for the loss. With an optimiser such as Adam, the change of the
+    cut in a step is about `rate` times the change in a training without this defense. If the
+    defense `potential:norm=no` is in the same chain, the learned part discloses less about labels.
+    The design is vfl's own. `Anchored` applies the idea of fine-tuning that stays near the starting
+    point (Li et al. 2018, L2-SP); its starting point are the label-free components. Only feature
+    parties run this defense. Before the first step, each feature party computes the components of
+    its training rows. The components are saved with the party's weights. Leakage can be measured
+    but has no guaranteed bound, so the defense states no guarantee.
 
     Args:
         rate: factor of the learned part; for comparison, the components have mean variance 1.

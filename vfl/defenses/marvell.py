@@ -1,8 +1,8 @@
 """Two defenses that add noise to the gradients of two classes (Li et al. 2022).
 
 `Marvell` adds the Gaussian noise that makes the two classes' gradients hardest to distinguish.
-`MaxNorm` adds noise along each row's gradient, so that every expected norm equals the largest norm
-in the batch.
+`MaxNorm` adds noise along each row's gradient, so that every expected squared norm equals the
+largest squared norm in the batch.
 """
 
 from __future__ import annotations

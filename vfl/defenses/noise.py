@@ -50,7 +50,7 @@ class RowNoise:
         sigma: standard deviation (gaussian) or scale (laplace) of the noise, from 1e-6 to 1e6; 0
             adds no noise. The value is relative to `norm`; it is absolute if `norm` is "inf".
         law: distribution of the noise: "gaussian" or "laplace".
-        delta: delta of the Gaussian mechanism, from 1e-12 to 1.
+        delta: delta of the Gaussian mechanism, from 1e-12 to below 1.
 
     Raises:
         BadOptionError: an option is out of range.

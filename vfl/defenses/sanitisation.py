@@ -133,7 +133,7 @@ class SanText(Sanitisation):
     'feature'
 
     Raises:
-        BadOptionError: epsilon is negative.
+        BadOptionError: epsilon is out of range.
     """
 
     def __init__(self, epsilon: float = 3.0) -> None:

@@ -60,15 +60,15 @@ def learn(
     """Train, without labels, those weights of an encoder that are trainable.
 
     Kind "autoencoder" reconstructs rows in which some values were set to 0 (Vincent et al. 2008).
-    Kind "scarf" trains outputs that identify, for each corrupted row, the original row among the
-    batch's rows. Corruption replaces each value of a row, with probability `mask`, by the value of
-    the same column in another row (Bahri et al. 2022, algorithm 1, with a temperature of 1). Kind
-    "simclr" makes two changed copies (views) of each row; its outputs identify, for each view, the
-    other view of the same row (Chen et al. 2020, equation 1, with a temperature of 0.5). Kind
-    "vicreg" makes the outputs for the two views of a row similar, while every output must vary over
-    rows and different outputs must be uncorrelated (Bardes et al. 2022, equation 6). Kind "vime"
-    predicts which values of a row were replaced by other rows' values, and the original values
-    (Yoon et al. 2020, equations 4 to 6).
+    Kind "scarf" trains outputs that identify, for each row, its corrupted copy among the corrupted
+    copies of the batch's rows. Corruption replaces each value of a row, with probability `mask`, by
+    the value of the same column in another row (Bahri et al. 2022, algorithm 1, with a temperature
+    of 1). Kind "simclr" makes two changed copies (views) of each row; its outputs identify, for
+    each view, the other view of the same row (Chen et al. 2020, equation 1, with a temperature of
+    0.5). Kind "vicreg" makes the outputs for the two views of a row similar, while every output
+    must vary over rows and different outputs must be uncorrelated (Bardes et al. 2022, equation 6).
+    Kind "vime" predicts which values of a row were replaced by other rows' values, and the original
+    values (Yoon et al. 2020, equations 4 to 6).
 
     `augmented` makes the view of a picture; a view of any other row is a corrupted copy, as for
     "scarf".
@@ -81,8 +81,8 @@ def learn(
         draw: generator from which the order of rows, the masks and the views are drawn. Dropout and
             the perceptron's initial weights use torch's global generator instead.
         epochs: number of epochs over all rows.
-        mask: share of a row's values to hide or replace; for pictures, the largest share of the
-            area that `augmented` erases.
+        mask: share of a row's values to hide or replace; in views of pictures, the largest share of
+            the area that `augmented` erases.
     """
     columns = inputs[0].numel()
     if kind == "autoencoder":

@@ -142,8 +142,8 @@ class SubspaceVotes(OfParties):
     deviations. When half of the latest training rows have changed, the medians are computed again.
     A party is flagged in a row if more than half of the views vote against it. A flagged training
     row gets no gradient. In a prediction, the top reads the mean cut in place of the flagged
-    party's cut. Rows with an answer are checked as soon as 32 training rows have had the same
-    answer. If all parties of a row are flagged, the top reads the row unchanged.
+    party's cut. Rows with an answer are checked only if the medians come from at least 32 training
+    rows with the same answer. If all parties of a row are flagged, the top reads the row unchanged.
 
     The design follows the abstract of SecureSplit (Dou et al. 2026, "SecureSplit: mitigating
     backdoor attacks in split learning", arXiv 2601.14054). The abstract describes a transformation

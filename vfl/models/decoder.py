@@ -54,8 +54,8 @@ class BlockShape:
         width: width of a token's vector.
         layers: number of blocks; 0 for a table of word vectors.
         heads: number of attention heads for queries.
-        groups: number of attention heads for keys and values; fewer than `heads` means
-            grouped-query attention.
+        groups: number of attention heads for keys and values; 0 means as many as `heads`, a smaller
+            number means grouped-query attention.
         head_width: width of an attention head; 0 means width / heads.
         inner: width of the MLP; 0 means 4 x width.
         positions: "learned" position vectors, or "rotary" positions (Su et al. 2021, eq 34).
@@ -612,7 +612,7 @@ class EncoderShape(DecoderShape):
         classes: number of classes of the head; 0 means no head.
         pooled: activation between the two layers of the head; "tanh" (BERT) or "relu" (DistilBERT).
         padding: id of the padding token; in RoBERTa, the rows of the position table up to this
-            number are unused. -1 means that the model has no padding token.
+            number are unused. -1 means that positions do not depend on padding tokens.
     """
 
     norms_at: Literal["before", "after", "both"] = "after"
@@ -700,8 +700,8 @@ class PictureShape(BlockShape):
         patch_bias: whether the layer that embeds patches adds a bias.
         first_norm: whether a norm precedes the first block (CLIP).
         classes: number of classes of the head; 0 means no head.
-        mean, deviation: mean and standard deviation with which each channel of a picture, in [0,
-            1], is normalised.
+        mean, deviation: mean and standard deviation with which the model's training normalised each
+            channel of pictures in [0, 1]; the model itself does not normalise its inputs.
     """
 
     causal: bool = False

@@ -104,7 +104,8 @@ class PretrainedBottom(Bottom):
     model under the same name. Features of a frozen model are cached in memory up to a
     limit (and on disk with `keep=disk`), so the model computes only rows that are not cached.
 
-    A text longer than the model's context is divided into windows of the context's length.
+    With `pool` "mean" or "max", a text longer than the model's context is divided into windows of
+    the context's length; with any other `pool`, such texts are refused.
 
     A decoder can answer a question. For example, with ``prompt=All in all the film was`` and
     ``words=good-bad``, a text's features are the logits of the two answers (Brown et al. 2020,

@@ -30,11 +30,14 @@ parties do not have):
     pretrained, few_rounds               Adam state; eight batches of 128 rows; 4 N c; with M rows
                                          8 N c + 4 M c;
     split_guard                          128 W^2 + 16 R W + 4 R c;
+    split_and_denoise                    64 R W;
+    santext, custext                     4 N c;
     mixup                                8 R c.
 
-The bytes that ``passport``, ``layer_norm`` and ``potential`` need are part of the bottom; other
-defenses add nothing. If parties compute the first layer on additive shares, the bytes of the
-layer's ring elements count.
+For defenses that learn, R is at least 128 and S at least 3. With [dp], S is 6 larger. The bytes
+that ``passport``, ``layer_norm`` and ``potential`` need are part of the bottom; other defenses add
+nothing. If parties compute the first layer on additive shares, the bytes of the layer's ring
+elements count.
 """
 
 from __future__ import annotations

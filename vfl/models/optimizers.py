@@ -76,7 +76,7 @@ class TorchRegistry(Registry[Member]):
         """Return the class with this name.
 
         Raises:
-            SpecError: the name or an option is unknown, or split training cannot use the optimiser.
+            SpecError: the name is unknown, or split training cannot use the class.
         """
         if why := self._refused.get(name):
             raise SpecError(
@@ -268,7 +268,7 @@ class Optimization:
 
         Args:
             epoch: number of the epoch, counted from 1.
-            trained: number of training steps in all earlier epochs.
+            trained: number of training steps before this one, in this and in all earlier epochs.
         """
         if not self.changes or self._built is None:
             return

@@ -28,7 +28,7 @@ _POOL = 2
 
 
 class CNNBottom(Bottom):
-    """Two convolutions, each followed by ReLU and 2x2 max pooling, and then linear layers.
+    """Two convolutions, each with an activation and 2x2 max pooling, and then linear layers.
 
     A side of the picture that has only one pixel is not pooled. So half of a picture of 8x4 pixels,
     or a picture with a single row of pixels, keeps at least one value.

@@ -23,9 +23,9 @@ class MaliciousOptimizer(ActiveAdversary):
     model completion on these cuts.
 
     Source: Fu et al. 2022, "Label inference attacks against vertical federated learning" (active
-    model completion). The paper scales the gradients of stochastic gradient descent. With
-    stochastic gradient descent, scaling the steps has the same effect as scaling the gradients.
-    Scaling the steps also works with Adam, which would cancel a scaling of the gradients.
+    model completion). The paper scales the gradients of stochastic gradient descent. Without
+    momentum, scaling the steps has the same effect as scaling the gradients. Scaling the steps also
+    works with Adam, which would cancel much of a scaling of the gradients.
 
     Args:
         gain: weight of the ratio between the current and the previous gradient of a weight.

@@ -17,7 +17,7 @@ _FARTHEST = 1e6  # limit of a trigger's value, which keeps the network's numbers
 
 
 class Replacement(Backdoor):
-    """Replaces rows that it knows to be of the target class by other rows with a trigger.
+    """Replaces rows known to be of the target class by random rows of the batch with a trigger.
 
     For a replaced row, the label party returns the gradient of the target class, so the network
     learns to associate the trigger with this class. In predictions, the party puts the trigger on

@@ -56,7 +56,9 @@ class RowTable:
         return torch.stack(self._values)
 
     def seen(self, times: int, rows: int) -> bool:
-        """Return whether 95 % of the rows (a schedule may skip some) have enough recorded vectors.
+        """Return whether at least 95 % of the rows have enough recorded vectors.
+
+        The share is below 100 % because a schedule may skip some rows.
 
         Args:
             times: smallest number of recorded vectors that a row needs.

@@ -25,7 +25,7 @@ class Attribute(Attack):
     `attribute:of=adaptive:at=cut/candidates=20` compares several attacks. The target rows also are
     the unlabelled rows. The task of the network does not need the attribute, but cuts may disclose
     it. With ``of=logistic:at=inputs``, the attack infers the attribute from the label party's own
-    columns.
+    columns; no scenario of a grid grants these, so a user builds this case in Python.
 
     Source: Song and Shmatikov 2020, "Overlearning reveals sensitive attributes".
 
@@ -34,8 +34,8 @@ class Attribute(Attack):
 
     Raises:
         SpecError: the label-inference attack does not exist.
-        BadOptionError: the label-inference attack needs grants other than cuts, columns and leaked
-            rows.
+        BadOptionError: the attack does not guess classes, or it needs grants other than cuts,
+            columns, leaked rows and unlabelled rows.
     """
 
     def __init__(self, of: str = "mlp:steps=200/learning_rate=0.01/batch=0") -> None:

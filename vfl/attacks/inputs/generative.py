@@ -20,9 +20,9 @@ _BATCH_SIZE = 128
 class Generative(Attack):
     """Trains a generator of the victim's columns to reproduce the recorded predictions.
 
-    The attacker is a label party with columns that receives no cuts, for example under a secure
-    sum. As in the paper, the attacker has the whole model. In vfl, results are therefore upper
-    bounds, because no real label party has the victim's bottom.
+    The attacker is a label party with columns. The attack reads no cuts, so it does not need each
+    party's cut, which a secure sum hides. As in the paper, the attacker has the whole model. In
+    vfl, results are therefore upper bounds, because no real label party has the victim's bottom.
 
     Source: Luo et al. 2021, "Feature inference attack on model predictions in vertical federated
     learning" (GRNA), with the paper's penalty on variances.

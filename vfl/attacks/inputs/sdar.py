@@ -47,7 +47,7 @@ class _Simulated:
 class SDAR(Attack):
     """Trains a simulator of the victim's bottom and a decoder, and decodes the victim's cuts.
 
-    In each step, the simulator learns the task: it trains on the label party's own rows, with the
+    In each step, the simulator learns the task: it trains on the attacker's own rows, with the
     label party's fixed top behind it. The simulator also learns to produce cuts that a
     discriminator classifies as the victim's cuts. The decoder learns to invert the simulator: to
     map its cuts back to inputs. The decoder also learns to decode the victim's cuts to rows that a

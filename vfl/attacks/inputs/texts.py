@@ -52,7 +52,7 @@ def closer_vectors(
         learning_rate: initial learning rate, relative to the standard deviation of all word
             vectors.
         until: the search ends when, in every row, the cosine between T_b(H') and h is at least this
-            value.
+            value; with 1, it runs all steps.
     """
     vectors = start.clone().requires_grad_()
     spread, kept = float(words.weight.detach().float().std()), cuts != 0

@@ -2,8 +2,8 @@
 
 The search is successive halving (Jamieson and Talwalkar 2016); a candidate is one attack. First, it
 runs every candidate with one fold (a part) of the leaked rows held out, on a sample of the
-unlabelled rows. The best third of the candidates continues with the next fold, and so on, until
-nine candidates are left.
+unlabelled rows. The best third of the candidates, but at least nine, continues with the next fold;
+there are at most three folds.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ class Adaptive(Attack):
     not in the attacker's view.
 
     To compare the candidates, the attack holds out some of the leaked labels. The attack counts
-    right guesses on the held-out rows, or computes the AUC if the classes have unequal numbers of
-    leaked rows. With one leaked label per class, the attack cannot hold out any label. Then the
-    best candidates are those whose guesses about unlabelled rows agree most with the guesses of the
-    other candidates. With `at=inputs`, the same attack runs without the trained model, which makes
-    it a baseline.
+    right guesses on the held-out rows, or computes the AUC if one class has more than 1.5 times as
+    many leaked rows as another. If a class has only one leaked label, the attack cannot hold out
+    any label. Then the best candidates are those whose guesses about unlabelled rows agree most
+    with the guesses of the other candidates. With `at=inputs`, the same attack runs without the
+    trained model, which makes it a baseline.
 
     Attributes:
         report: report of the last run; None before the first run.

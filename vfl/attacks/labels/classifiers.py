@@ -208,8 +208,9 @@ class SVM(Penalised):
 class Ridge(Penalised):
     """Fits one-hot labels by kernel ridge regression, with the kernel of `SVM`.
 
-    Source: Saunders et al. 1998; the solution is (K + W^-1 / strength)^-1 Y, for the kernel matrix
-    K, the one-hot labels Y and the diagonal matrix W of the rows' weights.
+    Source: Saunders et al. 1998. The solution is (K + W^-1 / strength)^-1 Y, for the kernel matrix
+    K and the diagonal matrix W of the rows' weights. Y are the one-hot labels minus the shares of
+    the classes.
 
     Args:
         options: `strength`, and the options of all composed attacks; see `Composed`.
@@ -237,11 +238,11 @@ class Trees(Composed):
     Source: Friedman 2001; Ke et al. 2017.
 
     Args:
-        steps: number of boosting rounds, each with one tree per class.
+        steps: number of boosting rounds, each with one tree per class (with two classes, one tree).
         options: options that all composed attacks have; see `Composed`.
 
     Raises:
-        BadOptionError: the number of trees is below 1.
+        BadOptionError: the number of boosting rounds is below 1.
     """
 
     def __init__(self, steps: int = 50, **options: Any) -> None:

@@ -135,7 +135,8 @@ class Composed(Attack):
             the inputs; "scratch" trains a new model.
         rounds: number of rounds of self-training or co-training.
         share: for each class, the share of the unlabelled rows guessed to be of it on which the
-            next round trains, the most confident ones first.
+            next round trains, the most confident ones first. With a teacher, this is the share of
+            the teacher's guesses; later rounds then use 0.5.
         every: step between the selected rows that are used; 4 uses every fourth of them.
         mix: weight of the other layers in the squared distance, if these are joined with inputs.
         components: number of principal components that replace the inputs if these are joined with

@@ -34,7 +34,7 @@ class EXACT(Attack):
     'labels'
 
     Raises:
-        BadOptionError: the options select no epoch.
+        BadOptionError: the number of epochs is below 1.
     """
 
     needs = frozenset({Grant.GRADIENTS, Grant.EPOCHS, Grant.OTHERS_TOP})

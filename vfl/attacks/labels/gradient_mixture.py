@@ -134,8 +134,7 @@ def _first_guess(
         points: points that `_points` returned.
         seen: mask that `_points` returned.
         known: one-hot labels of the leaked rows, which come last; axes (leaked, classes).
-        prior: one-hot labels of the leaked rows, which are the last rows of `points`; axes (leaked,
-            classes).
+        prior: share of each class, axes (classes,).
         columns: the attacker's columns, or no columns, axes (rows, columns).
         drift: log odds that `_points` returned.
     """

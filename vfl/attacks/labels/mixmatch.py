@@ -42,7 +42,7 @@ def fit_mixmatch(
         further: inputs of the rows without labels, axes (rows, ...).
         classes: number of classes.
         steps: number of Adam steps.
-        learning_rate: Adam's learning rate.
+        learning_rate: Adam's learning rate; without effect if `optimizer` is given.
         draw: generator from which all random numbers are drawn.
         batch: number of leaked rows per step, drawn with replacement; a step uses the same number
             of unlabelled rows.
@@ -50,8 +50,8 @@ def fit_mixmatch(
             T (eq 7).
         alpha: parameter of the Beta distribution from which the weights of mixtures are drawn (eq
             8).
-        weight: weight of the unlabelled rows' loss in the last step; the weight grows linearly from
-            0.
+        weight: weight that the unlabelled rows' loss would have after the last step; the weight
+            grows linearly from 0.
         optimizer: optimiser for the network's weights; None uses Adam for all weights.
     """
     if optimizer is None:

@@ -33,8 +33,8 @@ class ModelCompletion(Attack):
             Guessed probabilities are raised to the power 1 / temperature (eq 7).
         alpha: parameter of the Beta distribution from which the weights of mixtures are drawn (eq
             8).
-        weight: weight of the unlabelled rows' loss in the last step; the weight grows linearly from
-            0.
+        weight: weight that the unlabelled rows' loss would have after the last step; the weight
+            grows linearly from 0.
         bottom_learning_rate: learning rate of the bottom; 0 trains only the head.
 
     Raises:

@@ -175,9 +175,8 @@ class LabelPropagation(Composed):
 class JoinedPropagation(LabelPropagation):
     """`LabelPropagation` with distances that combine the inputs and another layer.
 
-    With inputs alone, the attack is as accurate as that of any adversary who has the inputs but no
-    cut. A layer that alone gives worse guesses than the inputs may still separate classes that
-    overlap in the inputs.
+    With inputs alone, an adversary without any cut can make the same guesses. A layer that alone
+    gives worse guesses than the inputs may still separate classes that overlap in the inputs.
 
     Args:
         at: the layer whose distances are added to the inputs' distances.

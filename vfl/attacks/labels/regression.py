@@ -29,7 +29,7 @@ class Regression(EmbeddingAttack):
     Args:
         at: the layer whose outputs are the features; see `features`. "gradients" reads the
             gradients of a recorded training. There, the gradient of a squared error is the error
-            times a row of the top's weights.
+            times the top's slope, which is the same for all rows if the top is linear.
         learner: "ridge": linear ridge regression. "kernel": ridge regression with kernel exp(-|x -
             x'|^2 / (d v)), for d features with variance v over the leaked rows. "neighbours": the
             mean of the five nearest leaked rows, weighted by inverse distance. "scratch": an

@@ -39,7 +39,8 @@ class Surrogate(GradientAttack):
             first exchanges best.
         steps: number of Adam steps on each exchange.
         learning_rate: Adam's learning rate.
-        temperature: temperature of the soft labels, in units of the mean squared gradient.
+        temperature: temperature of the soft labels, relative to the mean squared norm of a row's
+            gradient.
 
     Raises:
         BadOptionError: an option is out of range.

@@ -3,7 +3,8 @@
 This docstring defines the payload formats of codecs. In a byte, the most significant bit comes
 first. d is the width of a cut, and b is the number of bits per value. A payload never states its
 sizes, and zero bits fill its last byte. With the codec ``none``, a payload is rows x width float32
-numbers, row by row.
+numbers, row by row. With ``scale=agreed``, a byte precedes the scales; it shows whether both
+parties have the same running means.
 
 The codecs ``topk`` and ``randtopk`` write scales (range limits of the values) and then rows,
 without gaps.
@@ -15,11 +16,11 @@ without gaps.
 2. A row consists of the set of its indices c_1 < ... < c_k and then of its k values in the same
    order. With ``packer=enumerative``, the set is written as the number C(c_1, 1) + ... + C(c_k, k)
    in ceil(log2 C(d, k)) bits, where C is the binomial coefficient. With ``packer=index``, the set
-   is written as k indices of ceil(log2 d) bits each. A value v is written as the 32 bits of a
-   float32, or as the code floor((v - min) 2^b / (max - min)), at most 2^b - 1. The decoder turns a
-   code into the value min + (code + 1/2) (max - min) / 2^b; if min and max are equal, the value is
-   exact.
-3. A gradient has k float32 numbers per row.
+   is written as k indices of ceil(log2 d) bits each; with ``packer=bitmap``, as one bit for each of
+   the d units. A value v is written as the 32 bits of a float32 or the 16 bits of a bfloat16, or as
+   a code: floor((v - min) 2^b / (max - min)), at most 2^b - 1. The decoder turns a code into the
+   value min + (code + 1/2) (max - min) / 2^b; if min and max are equal, the value is exact.
+3. With ``grad=fp32``, a gradient has k float32 numbers per row.
 
 The codecs ``relu`` and ``l1`` with ``packer=enumerative`` write scales and then three tables.
 
@@ -29,17 +30,17 @@ The codecs ``relu`` and ``l1`` with ``packer=enumerative`` write scales and then
    For each row, the second table has the rank of the set of these values' indices among all sets of
    n indices. A rank takes ceil(log2 C(d, n)) bits; rows with a smaller n come first. If more than
    half of a row's values are above zero, the rank is that of the set of the zeros' indices. The
-   third table has the codes of the values above zero, b bits each, row by row. If the width is
-   above 724 and ranks would need more than 2^18 table entries, the second table has one bit for
-   every unit instead of ranks.
+   third table has the codes of the values above zero, b bits each, row by row. If the
+   width is above 724, some ranks would need more than 2^18 table entries; in place of such a rank,
+   the second table has one bit for every unit of the row.
 
 With ``pad=no``, queries have the same format as training frames. With other values of ``pad``, only
 training frames use formats whose lengths depend on the values: the format of ``packer=range``, and
 those of ``relu`` and ``l1`` with every packer except ``dense``. The queries of these codecs use
 ``enumerative`` if a row has k values, and otherwise ``dense``, with b bits for every value. With
-``pad=always``, the byte 0x80 and then zeros are appended to training frames, and to gradients of
-``relu`` and ``l1``. The padded length is the smallest of the lengths ceil(L 2^(-i / 4)), i = 0, 1,
-..., that fits; L is one more than the largest length of a frame with this shape.
+``pad=always``, the byte 0x80 and then zeros are appended to these training frames, and to gradients
+of ``relu`` and ``l1``. The padded length is the smallest of the lengths ceil(L 2^(-i / 4)), i = 0,
+1, ..., that fits; L is one more than the largest length of a frame with this shape.
 
 ``packer=range`` writes three parts: a tag byte, with which the decoder detects that its counts
 differ from the encoder's; the scales; and an integer ANS code (asymmetric numeral systems, Duda

@@ -6,9 +6,9 @@ zero bits fill the last byte. A field may have any number of bits; its most sign
 first.
 
 The k kept indices of a row of width d form a set. `Enumerative` gives each of the C(d, k) possible
-sets a number (the combinatorial number system). Such a number takes at most one bit more than the
-best format of fixed length. `PlainIndex` writes each index separately, and `Bitmap` writes one bit
-for each possible index. `Supports` numbers sets whose size differs from row to row.
+sets a number (the combinatorial number system). No format with a fixed number of bits per set takes
+fewer bits than such a number. `PlainIndex` writes each index separately, and `Bitmap` writes one
+bit for each possible index. `Supports` numbers sets whose size differs from row to row.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from vfl.compression.coding.range_coder import (
 from vfl.core.compiled import compiled, native
 from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
 
-#: Largest number of counts in an adaptive packer; with their cumulative sums, these take 32 MB.
+#: Largest number of counts of indices in an adaptive packer; counts and shares then take 16 MB.
 COUNTS_LIMIT = 2**21
 _BYTE = 8
 #: Amount that each occurrence of a symbol adds to its count, and the initial count of a code.
@@ -67,8 +67,8 @@ def new_layout(packer: str, width: int, k: int | None, code_bits: int) -> Layout
         packer: "range", "enumerative" or "bitmap"; also "index" if k values per row are sent, or
             "dense" if all values are sent.
         width: width of the cut.
-        k: number of values sent per row; None sends all. With None, every packer except "dense"
-            writes zeros (code 0) with fewer bits than other codes.
+        k: number of values sent per row; None sends all. With None, "enumerative" and "bitmap"
+            write no code for zeros (code 0).
         code_bits: number of bits of a code.
 
     Raises:
@@ -122,7 +122,7 @@ class DenseBitmap(Layout):
 
 
 class DenseEnumerative(DenseBitmap):
-    """Layout for mostly zero cuts; without adaptive state, no other layout needs fewer bits.
+    """Layout for mostly zero cuts, for which it needs the fewest bits without adaptive state.
 
     First, ceil(log2(width + 1)) bits per row state the number n of its non-zero values. Then
     ceil(log2 C(width, n)) bits per row identify which values these are: the rank of their set of
