@@ -1,9 +1,9 @@
 """The transcript of one connection: all messages, and the values collected for each row.
 
-Each epoch, or each repeated query, contains a row at most once. A `Transcript` contains all these
-epochs or repetitions. For each time that a value about a row was sent, the transcript shows the
-value, its message, and the other rows in that message. A recorded cut is the output of the sender's
-bottom with the weights at the time of sending.
+Unless batches are sampled, each epoch or repeated query contains a row at most once. A `Transcript`
+contains all these epochs or repetitions. For each time that a value about a row was sent, the
+transcript shows the value, its message, and the other rows in that message. A recorded cut is the
+output of the sender's bottom with the weights at the time of sending.
 """
 
 from __future__ import annotations

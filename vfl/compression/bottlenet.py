@@ -35,6 +35,9 @@ class BottleNet(FewNumbers):
 
     >>> f"{BottleNet(k=4, values='8').formula_ratio(width=128):.2%}"
     '0.78%'
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     def __init__(

@@ -49,6 +49,9 @@ class Bound(Codec):
 
     >>> len(Bound(rows=4).encode(torch.zeros(256, 128), StepContext(training=True)).payload)
     32768
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     def __init__(

@@ -214,6 +214,9 @@ class ErrorFeedback(RowFeedback):
     [[4.0, 0.0, 0.0, 0.0]]
     [[4.0, 3.0, 0.0, 0.0]]
     [[4.0, 3.0, 2.0, 0.0]]
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     def __init__(
@@ -248,6 +251,9 @@ class AQSGD(RowFeedback):
     ...     codec.commit(step)
     512
     68
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     def __init__(

@@ -32,6 +32,9 @@ class Rate(DenseCodec):
     >>> from vfl.compression import make
     >>> make("rate:weight=0.01").wire_width(128)
     128
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     def __init__(

@@ -43,6 +43,9 @@ class Rectified(DenseCodec):
     10
     >>> len(codec.encode(cut).payload)  # a query: a scale, 64 codes of 4 bits
     34
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     def __init__(
@@ -89,6 +92,9 @@ class L1(Rectified):
     >>> cut = torch.tensor([[1.0, 0.0], [2.0, 3.0]])
     >>> L1(target=0, weight=0.5).local_loss(cut, INFERENCE)
     tensor(1.5000)
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     def __init__(

@@ -58,6 +58,9 @@ class Size(FewNumbers):
 
     >>> f"{Size(k=4).formula_ratio(width=128):.2%}"
     '3.12%'
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     def __init__(
@@ -121,6 +124,9 @@ class Sign(DenseCodec):
     >>> import torch
     >>> len(Sign(width=117).encode(torch.zeros(256, 117)).payload)  # 256 x 117 bits
     3744
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     def __init__(self, width: int = 0, grad: str = "fp32") -> None:

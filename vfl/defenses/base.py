@@ -269,7 +269,12 @@ class Defense:
 
 
 class Chain(Defense):
-    """Several defenses as one; each hook calls the members' hooks of the same name in order."""
+    """Several defenses as one; each hook calls the members' hooks of the same name in order.
+
+    Raises:
+        SpecError: a member that a chain may contain only once occurs twice, or one member would
+            invalidate another one's guarantee.
+    """
 
     def __init__(self, members: Sequence[Defense]) -> None:
         self.members = tuple(members)

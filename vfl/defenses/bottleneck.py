@@ -69,6 +69,9 @@ class Bottleneck(Defense):
     >>> wrapped = Bottleneck().wrap_top(nn.Identity(), width=2).eval()
     >>> torch.equal(wrapped(torch.ones(1, 2)), wrapped(torch.ones(1, 2)))
     True
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     side = "label"

@@ -43,6 +43,9 @@ class Confusion(Defense):
     >>> codes = Confusion().targets(torch.tensor([0, 1]), 3, context)
     >>> codes.argmax(dim=1).tolist() != [0, 1], round(codes.sum().item(), 4)
     (True, 2.0)
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     side = "label"

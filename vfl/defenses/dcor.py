@@ -75,6 +75,9 @@ class LabelCorrelation(Defense):
     >>> cut, labels = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 1])
     >>> round(LabelCorrelation(alpha=2).loss({"bank": cut}, labels, cut, StepContext()).item(), 4)
     1.8371
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     side = "label"
@@ -105,6 +108,9 @@ class NoPeek(Defense):
     >>> cut, inputs = torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([[1.0], [3.0], [7.0]])
     >>> round(NoPeek(alpha=0.5).local_loss(cut, inputs, StepContext()).item(), 4)
     0.5
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     side = "feature"

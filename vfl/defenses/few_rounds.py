@@ -74,7 +74,8 @@ class FewRounds(Defense):
     only from the randomised labels, so all messages to a feature party depend only on randomised
     labels. The top learns from true labels after the last exchange that returns a gradient. The
     result is label differential privacy against feature parties, but not against users who query
-    the trained top.
+    the trained top. The guarantee assumes that no validation loss ends the training or chooses its
+    weights.
 
     The design of this defense is our own. Sun et al. 2023 ("Communication-efficient vertical
     federated learning with limited overlapping samples") also combine few exchanges with local

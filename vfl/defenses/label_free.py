@@ -61,7 +61,7 @@ class LabelFree(Defense):
     scarf (Bahri et al. 2022), simclr (Chen et al. 2020), vicreg (Bardes et al. 2022), vime (Yoon et
     al. 2020). All this happens before the first training step. Random numbers come from the feature
     party's secret; the resulting bottom is saved with the party's weights. Both parties run this
-    defense: the label party sends a zero gradient, and the feature party ignores any other
+    defense: the label party sends a zero gradient, and the frozen bottom ignores any other
     gradient. Only the top learns from labels.
 
     Args:
@@ -248,6 +248,10 @@ class Anchored(Defense):
     >>> Anchored().fit(bottom, torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), Secret(bytes(32)))
     >>> [[round(value, 3) for value in row] for row in bottom(torch.tensor([[1.0, 0.0]])).tolist()]
     [[1.914, 0.0]]
+
+    Raises:
+        BadOptionError: an option is out of range.
+        SpecError: `LabelFree` is in the same chain, and would remove the learned part.
     """
 
     side = "feature"

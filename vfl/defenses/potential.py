@@ -107,6 +107,9 @@ class Potential(Defense):
     >>> cut, labels = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
     >>> round(Potential(alpha=4).loss({"bank": cut}, labels, cut, StepContext()).item(), 4)
     2.5465
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     side = "both"

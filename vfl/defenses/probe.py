@@ -91,6 +91,9 @@ class Probe(Defense):
     >>> probe, logits = Probe(alpha=2, support=2), torch.zeros(4, 2)
     >>> round(probe.loss({"bank": cut}, labels, logits, StepContext()).item(), 4)
     0.8696
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     side = "label"

@@ -293,6 +293,9 @@ class VFLIP(Purification):
     >>> top = defense.wrap_top(nn.Identity(), width=6).eval()
     >>> top(torch.zeros(2, 6)).shape
     torch.Size([2, 6])
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     least = 3
@@ -389,6 +392,9 @@ class CoPur(Purification):
     >>> top = defense.wrap_top(nn.Identity(), width=6).eval()
     >>> top(torch.zeros(2, 6)).shape
     torch.Size([2, 6])
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     def __init__(

@@ -613,6 +613,9 @@ class EncoderShape(DecoderShape):
         pooled: activation between the two layers of the head; "tanh" (BERT) or "relu" (DistilBERT).
         padding: id of the padding token; in RoBERTa, the rows of the position table up to this
             number are unused. -1 means that positions do not depend on padding tokens.
+
+    Raises:
+        BadOptionError: see `BlockShape`.
     """
 
     norms_at: Literal["before", "after", "both"] = "after"
@@ -702,6 +705,10 @@ class PictureShape(BlockShape):
         classes: number of classes of the head; 0 means no head.
         mean, deviation: mean and standard deviation with which the model's training normalised each
             channel of pictures in [0, 1]; the model itself does not normalise its inputs.
+
+    Raises:
+        BadOptionError: see `BlockShape`; or the patches do not divide the picture, or a channel has
+            no mean or standard deviation.
     """
 
     causal: bool = False

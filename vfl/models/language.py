@@ -94,6 +94,7 @@ class _Parts:
         Raises:
             MissingDataError: this machine does not have the pretrained model.
             SpecError: the model's sizes differ from the options, or the model is not a decoder.
+            BadOptionError: the model has fewer blocks than `front`.
         """
         given = {name: size for name, size in self._sizes.items() if size}
         if self.pretrained == "none":

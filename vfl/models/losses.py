@@ -60,6 +60,9 @@ class CrossEntropy(Loss):
 
     >>> CrossEntropy(smoothing=0.5)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
     tensor(0.6269)
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     def __init__(self, smoothing: float = 0.0) -> None:
@@ -87,6 +90,9 @@ class Focal(Loss):
 
     >>> Focal(gamma=1)(torch.zeros(1, 2), torch.tensor([0]))  # log(2) / 2
     tensor(0.3466)
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     def __init__(self, gamma: float = 2.0) -> None:
@@ -135,6 +141,9 @@ class Huber(Loss):
 
     >>> Huber()(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
     tensor(1.5000)
+
+    Raises:
+        BadOptionError: an option is out of range.
     """
 
     task = "regression"

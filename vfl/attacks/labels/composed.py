@@ -313,6 +313,9 @@ def layers_of(at: str) -> list[Layer]:
 
     >>> layers_of("cut+inputs")
     ['cut', 'inputs']
+
+    Raises:
+        BadOptionError: a layer does not exist.
     """
     found: Any = re.split(r"\+", at)
     for one in found:
