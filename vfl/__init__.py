@@ -1,7 +1,8 @@
 """Split learning and vertical federated learning on Flower.
 
 Organisations that hold different columns about the same people train one network together: feature
-parties run bottom models, the label party runs the top, and only cuts and their gradients travel.
+parties run bottom models, the label party runs the top model, and they exchange cuts and gradients
+instead of columns and labels.
 """
 
 from __future__ import annotations

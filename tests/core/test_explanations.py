@@ -323,7 +323,7 @@ def epsilons_of_two_units():
 
 def clocks_that_differ():
     there = datetime(2026, 11, 29, 10, 40, tzinfo=UTC)
-    check_clocks("the SuperLink", "lender.example:8000", there + timedelta(minutes=12), there)
+    check_clocks("the SuperLink", "lender.example:8000", there + timedelta(minutes=12), there, 5)
 
 
 PROVOCATIONS = {

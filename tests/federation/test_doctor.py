@@ -111,7 +111,13 @@ def test_a_new_project_is_well_but_for_a_superlink(project):
 
 @pytest.mark.parametrize(
     ("clock_s", "state", "word"),
-    [(0, "OK", " s "), (100, "WARN", "behind"), (-100, "WARN", "ahead"), (900, "FAIL", "900 s")],
+    [
+        (0, "OK", " s "),
+        (100, "WARN", "behind"),
+        (-4, "WARN", "ahead"),
+        (-20, "FAIL", "ahead"),
+        (900, "FAIL", "900 s"),
+    ],
 )
 def test_the_superlink_answers_and_tells_its_time(project, port, clock_s, state, word):
     with serving(project, port, clock_s):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -152,8 +153,27 @@ def test_a_supernode_lacks_a_file(project, missing):
     file = folder / "bank" / "party.toml"
     (folder / "bank" / missing).unlink()
     with pytest.raises(MissingDataError, match="party 'bank' lacks a file") as caught:
-        supernode_command(read_party_file(file), file)
+        deployment.start_supernode(read_party_file(file), file)
     assert caught.value.where == str(folder / "bank" / missing)
+
+
+def test_a_program_without_tls_at_the_port_of_a_supernode_is_not_the_supernode(project):
+    folder, _ = project
+    party = read_party_file(folder / "bank" / "party.toml")
+    api = LocalApi.begin(party.store_path / "flower" / "local")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            caller, _ = listener.accept()
+            with caller:
+                caller.recv(1)
+                caller.sendall(b"SSH-2.0-other\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        api.listens_on(listener.getsockname()[1])
+        assert not deployment.supernode_runs(party)
+        thread.join()
 
 
 class Recorded(Service):

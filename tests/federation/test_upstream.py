@@ -12,7 +12,7 @@ import vfl
 from vfl.core.errors import ConfigError
 from vfl.federation import programs, upstream
 from vfl.federation.upstream import INTERNALS, Internal
-from vfl.transport.probe import CLOCK_TOLERANCE_S
+from vfl.transport.probe import AHEAD_TOLERANCE_S, CLOCK_TOLERANCE_S
 
 PACKAGE = Path(vfl.__file__).parent
 OTHERS = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "upstream.py"]
@@ -70,6 +70,7 @@ def test_this_flower_sends_these_headers_and_has_this_tolerance():
     assert keys.FLEET_HTTP_SIGNATURE_HEADER == upstream.SIGNATURE_HEADER
     assert times.TIMESTAMP_HEADER == upstream.TIME_HEADER
     assert times.TIMESTAMP_TOLERANCE == CLOCK_TOLERANCE_S
+    assert times.SYSTEM_TIME_TOLERANCE == AHEAD_TOLERANCE_S
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def date_in(seconds):
     return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
 
 
-@pytest.mark.parametrize("ahead_s", [-3000, -400, 400, 86_400])
+@pytest.mark.parametrize("ahead_s", [-3000, -400, -15, 400, 86_400])
 def test_clocks_that_differ_are_both_told(dated, ahead_s):
     certificate, date = session_certificate(["127.0.0.1"]), date_in(ahead_s)
     address = dated(certificate, date)
@@ -125,7 +125,7 @@ def test_clocks_that_differ_are_both_told(dated, ahead_s):
     assert abs((there - here).total_seconds() - ahead_s) < 60
 
 
-@pytest.mark.parametrize("date", [-100, 100, "yesterday", "", "0" * 5000])
+@pytest.mark.parametrize("date", [-2, 100, "yesterday", "", "0" * 5000])
 def test_clocks_that_agree_or_are_not_told(dated, date):
     date = date_in(date) if isinstance(date, int) else date
     certificate = session_certificate(["127.0.0.1"])

@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def shim() -> str:
-    """Return the code in vfl's own bundle: ten lines that call the installed vfl package."""
+    """Return the code in vfl's own bundle, a few lines that call the installed vfl package."""
     return _TEMPLATES.joinpath(SHIM).read_text(encoding="utf-8")
 
 
@@ -68,7 +68,10 @@ def check_bundle(content: bytes, accepted: Sequence[str]) -> None:
 
 
 def _foreign(content: bytes) -> str | None:
-    """Return the part in which a bundle differs from vfl's own bundle; None if they are equal."""
+    """Return the part in which a bundle differs from vfl's own bundle, or None.
+
+    The function compares the code and pyproject.toml, but no settings of the experiment.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()

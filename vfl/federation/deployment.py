@@ -1,6 +1,7 @@
-"""Starts and ends Flower's processes: the SuperLink, the SuperNodes, and the programs of each run.
+"""Starts Flower's services, the SuperLink and the SuperNodes; registers keys; submits runs.
 
-In all these processes, Flower's telemetry, update check and dependency installation are disabled.
+In the services and in the programs that they start, Flower's telemetry, update check and dependency
+installation are disabled.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from vfl.core.errors import (
     LostPeerError,
     MissingDataError,
     MissingPackageError,
+    PeerError,
     PeerFailedError,
     UserError,
 )
@@ -109,13 +111,16 @@ def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Cal
 def register_nodes(folder: LabelFolder) -> list[str]:
     """Register every party's public key under the party's name.
 
-    Return the newly registered parties. If a party's key in keys/ was replaced or removed, its
-    earlier key is withdrawn from the SuperLink. The function does not register a key whose
-    fingerprint the label party has not compared yet; see `waiting_keys`.
+    Return the newly registered parties. If a party's key in keys/ was removed, or replaced by a key
+    that the label party has accepted, its earlier key is withdrawn from the SuperLink. The function
+    does not register a key whose fingerprint the label party has not compared yet; see
+    `waiting_keys`.
 
     Raises:
         UserError: a file in keys/ has a name that no party has, contains no key, or contains
             another party's key; the error names all such files, and no key is registered.
+        LostPeerError: the SuperLink does not run.
+        PeerFailedError: the SuperLink refuses a request.
     """
     messages, new = upstream.CONTROL_MESSAGES.load(), []
     nodes_file = folder.state / _NODES
@@ -240,7 +245,9 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
             withdrawn this party's key.
         ClockError: the clocks of the SuperLink and of this machine differ too much.
         LostPeerError: the SuperLink cannot be reached, or does not know this party's key.
+        MissingDataError: see `supernode_command`.
     """
+    command = supernode_command(party, file)
     tidy_store(party.store_path)
     sweep(party.beside("."), {file.name, *map(_name, (party.node.key, party.identity.key))})
     home = party.store_path / "flower"
@@ -248,7 +255,7 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     check_server("the SuperLink", party.node.superlink, ca_pem, clock=True)
     service = Service(
         f"the SuperNode of {party.party}",
-        supernode_command(party, file),
+        command,
         programs.supernode_environment(home, file),
         home / "supernode.log",
     )
@@ -291,7 +298,7 @@ def supernode_runs(party: PartyFile) -> bool:
     api = programs.local_api(party.store_path / "flower")
     try:
         check_server("the SuperNode", api.address, api.ca.read_text())
-    except (LostPeerError, AuthenticationError, FileNotFoundError):
+    except (PeerError, FileNotFoundError):  # another program may listen at its port now
         return False
     return True
 

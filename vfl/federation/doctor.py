@@ -36,7 +36,14 @@ from vfl.core.storage import is_database
 from vfl.core.version import VERSION
 from vfl.federation.project import LabelFolder, node_parties
 from vfl.transport.certificates import ends_soon, fingerprint
-from vfl.transport.probe import CLOCK_TOLERANCE_S, Probe, port_is_free, probe_https
+from vfl.transport.probe import (
+    AHEAD_TOLERANCE_S,
+    CLOCK_TOLERANCE_S,
+    DATE_ERROR_S,
+    Probe,
+    port_is_free,
+    probe_https,
+)
 from vfl.transport.router import router_port
 
 _LITTLE_ROOM_BYTES = 1_000_000_000
@@ -139,7 +146,7 @@ def _label_party(label: LabelFolder) -> Iterator[Check]:
 
 
 def versions() -> Iterator[Check]:
-    """Compare the versions of vfl, Python and every required package with the requirements."""
+    """Report vfl's version; compare Python and every required package with the requirements."""
     try:
         about = metadata.metadata("vfl")
     except metadata.PackageNotFoundError:
@@ -235,7 +242,7 @@ def store(folder: Path) -> Check:
 
 
 def private(name: str, path: Path, missing: str) -> Check:
-    """Check that only the owner of a file may read it.
+    """Check that only the owner of a file may access it.
 
     Args:
         name: name of the check.
@@ -259,7 +266,7 @@ def certificate(name: str, path: Path, hosts: Sequence[str] = ()) -> Check:
     try:
         found = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as problem:
-        cure = "copy this file from the label party's folder of certificates"
+        cure = "copy ca.pem from the label party; restore server.pem from a backup"
         return Check(name, "FAIL", f"{path}: {problem.strerror}", cure)
     except ValueError:
         return Check(name, "FAIL", f"{path} is no certificate", "it begins with -----BEGIN")
@@ -309,7 +316,7 @@ def node_key(path: Path) -> Check:
     except (ValueError, TypeError, OSError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, EllipticCurvePrivateKey):
-        cure = "ssh-keygen -t ecdsa -b 384 makes a key; send its .pub file to the label party"
+        cure = "vfl renew party.toml makes a new key, which the label party must accept"
         return Check("node key", "FAIL", f"{path} is no OpenSSH ECDSA private key", cure)
     return there
 
@@ -334,7 +341,7 @@ def public_key(party: str, path: Path, accepted: str) -> Check:
         return Check(name, "FAIL", f"{path} is no OpenSSH ECDSA public key", "one line ecdsa-sha2-")
     if fingerprint(path.read_bytes()) != accepted:
         cure = f"vfl party accept {path} PROJECT, as {party} reads its fingerprint aloud"
-        return Check(name, "WARN", f"{path} differs from the accepted key", cure)
+        return Check(name, "WARN", f"{path} is not a key that this party has accepted", cure)
     return Check(name, "OK", str(path))
 
 
@@ -419,10 +426,11 @@ def _clock(answer: Probe) -> Check:
         return Check("clock", "WARN", "not measured: the peer's answer had no date")
     way = "behind" if answer.clock_s > 0 else "ahead of"
     found = f"{abs(answer.clock_s):.0f} s {way} the peer's clock"
-    if abs(answer.clock_s) > CLOCK_TOLERANCE_S:
-        cure = f"set the clocks: Flower refuses nodes whose clock differs by {CLOCK_TOLERANCE_S} s"
+    refused = f"{AHEAD_TOLERANCE_S} s ahead of the SuperLink's, or {CLOCK_TOLERANCE_S} s behind it"
+    if not -AHEAD_TOLERANCE_S - DATE_ERROR_S <= answer.clock_s <= CLOCK_TOLERANCE_S:
+        cure = f"set the clocks: Flower refuses a node whose clock is {refused}"
         return Check("clock", "FAIL", found, cure)
-    if abs(answer.clock_s) > _CLOCK_WARNING_S:
-        cure = f"set the clocks before they differ by {CLOCK_TOLERANCE_S} s"
+    if not -DATE_ERROR_S <= answer.clock_s <= _CLOCK_WARNING_S:
+        cure = f"set the clocks before a node's clock is {refused}"
         return Check("clock", "WARN", found, cure)
     return Check("clock", "OK", found)

@@ -1,9 +1,9 @@
 """Guards (request filters) of Flower's HTTP server: routes, size limits, authentication.
 
 Flower's SuperLink serves three APIs at one port: Fleet for SuperNodes, Control for the command
-line, and Runtime for the processes that the SuperLink starts. Of these, only Fleet authenticates
-its callers. vfl therefore puts two guards in front of the application, each with its own listening
-socket:
+line, and Runtime for the processes that the SuperLink starts. Of these, Control does not
+authenticate its callers. vfl therefore puts two guards in front of the application, each with its
+own listening socket:
 
 - the network's guard (`network_guard`) allows the routes of Fleet that a registered SuperNode
   needs, for callers with registered keys;
@@ -12,13 +12,12 @@ socket:
   SuperNode has a local guard, too.
 
 No decision depends on the network address of the caller; so a proxy in front of the guard, a
-forwarded-for header or an IPv4 address in IPv6 form cannot change a decision. If a guard refuses a
-request, it does so before it reads the request's body. `vfl.transport.front` limits how many
+forwarded-for header or an IPv4 address in IPv6 form cannot change a decision. A guard reads a
+request's body only after it has authenticated the caller. `vfl.transport.front` limits how many
 connections may wait without an authenticated caller, and for how long.
 
-Flower's programs pause for a few seconds between two requests for work, and each pause would
-delay a session. A guard therefore delays its response to a request for work until there may be
-work; see `Bell`.
+Flower's programs pause between two requests for work, and each pause would delay a session. A guard
+therefore delays its response to a request for work until there may be work; see `Bell`.
 """
 
 from __future__ import annotations
@@ -126,8 +125,8 @@ _PIECES_S = 0.03
 #: than this many seconds has died.
 SILENT_S = HOLD_S + 1.0
 _ARRIVING = "/v1/fleet/activate-node"
-#: Function that is called with the key of a SuperNode that connects again, before the SuperNode's
-#: request reaches the application.
+#: Function that is called with the key of a SuperNode that connects, if the SuperNode has sent no
+#: request for `SILENT_S` seconds, before the SuperNode's request reaches the application.
 Arrives = Callable[[bytes], Awaitable[None]]
 #: Function that authenticates a caller by the request's headers only, and returns the caller's key,
 #: or None if the caller may not pass. If the caller's key was registered earlier and then

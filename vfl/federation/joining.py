@@ -133,11 +133,13 @@ def merge_table(
     """Write the path and the detected settings of a table into [data] of a party's file.
 
     Without `source`, this function examines the table that the party's file already names, and
-    keeps the settings in the file.
+    keeps the settings in the file. At the label party, it also changes the settings of the
+    experiment that its table determines: the task, the alignment, the id rules and own columns.
 
     Args:
         folder: folder of the party.
-        source: path of the table, relative to the working directory.
+        source: path of the table, relative to the working directory, or address of a database; with
+            None, the table in the party's file.
         id_column: name of the table's id column; with None, vfl finds the column.
         label: name of the table's label column; None if the table has no label column, or the file
             names the column.
@@ -146,7 +148,8 @@ def merge_table(
             it.
 
     Raises:
-        ConfigError: the party has no table, or the table that the file names does not exist.
+        ConfigError: the party has no data, or a setting is invalid.
+        MissingDataError: the table that the file names does not exist.
         DataError: the table cannot be read.
     """
     party = read_party_file(folder / "party.toml")
@@ -275,7 +278,7 @@ def write_public(party: PartyFile, whose: Literal["new", "own", "foreign"] = "ne
     """Write the public keys of a party to NAME.pub in the party's folder.
 
     Raises:
-        DataError: a key file contains something other than a key.
+        UserError: a key file contains no private key, or there is no key file.
     """
     file = _public_file(party)
     keys = [party.beside(name) for name in (party.node.key, party.identity.key)]
@@ -286,7 +289,7 @@ def write_public(party: PartyFile, whose: Literal["new", "own", "foreign"] = "ne
 
 
 def unusual(party: PartyFile) -> list[str]:
-    """Return the settings that differ from those of `vfl init`; the file's owner checks them."""
+    """Return the settings that differ from vfl's defaults; the file's owner checks them."""
     said = party.model_dump(mode="json", exclude={"party", "role", "data"})
     node = {"superlink": party.node.superlink, "api_port": party.node.api_port}
     whose = {"party": party.party, "role": party.role, "data": party.data, "node": node}

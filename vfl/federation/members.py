@@ -1,8 +1,8 @@
 """Adds, removes and renames parties of an existing project.
 
 The label party changes the experiment, and every party changes its own file; all of them use the
-same commands. No command changes the files of another party. The commands edit files as text, so
-that comments remain; see `vfl.config.edit`.
+same commands. No command changes a file of another party; `add` writes the folder of a new party.
+The commands edit files as text, so that comments remain; see `vfl.config.edit`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def add(label: LabelFolder, name: str, table: Table | None, *, serves: bool = Fa
             change this setting later.
 
     Raises:
-        ConfigError: the name is in use, or the changed experiment is invalid.
+        ConfigError: the name is in use or invalid, the changed experiment is invalid, or a table is
+            given although the parties are on several machines.
         RunFolderError: the party's folder is not empty.
     """
     experiment = label.experiment()
@@ -178,7 +179,7 @@ def remove(label: LabelFolder, name: str) -> Change:
         key.unlink()
     dropped, kept = _drop_positions(read_party_file(label.party_file), name)
     _note(label.party_file, "removed", name)
-    done = [f"{name} is no longer part of the experiment, and its key is invalid"]
+    done = [f"{name} is no longer part of the experiment; a running vfl up withdraws its key now"]
     if dropped or kept:
         done.append(
             f"the row positions of {name} were removed from {dropped + kept} versions of alignments"
@@ -249,7 +250,9 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
 
 
 def accept(folder: Path, public: Path, read_out: str) -> Change:
-    """Accept another party's keys if their fingerprint matches; consent to its sessions.
+    """Accept another party's keys if their fingerprint matches.
+
+    A party other than the label party then also consents to sessions with the owner of the keys.
 
     Args:
         folder: folder of the party that accepts the keys: the label party, or any other party.
@@ -257,7 +260,10 @@ def accept(folder: Path, public: Path, read_out: str) -> Change:
         read_out: fingerprint that the owner of the keys has read aloud by telephone.
 
     Raises:
-        ConfigError: the keys have another fingerprint, or no party of the experiment has this name.
+        ConfigError: the keys have another fingerprint; or, at the label party, no party of the
+            experiment has this name, or the key was withdrawn earlier; or, at another party, the
+            file is not named after another party.
+        MissingDataError: the file does not exist.
         UserError: the file contains no public key.
     """
     name = public.stem
@@ -350,8 +356,8 @@ def follow(folder: Path, old: str, new: str) -> Change:
     are deleted, because an alignment contains the names of its parties.
 
     Raises:
-        ConfigError: this party is renamed while its SuperNode is running, or the new name is in
-            use.
+        ConfigError: the new name is in use, or is not a valid party name.
+        UserError: this party is renamed while its SuperNode is running.
     """
     file = folder / "party.toml"
     party = read_party_file(file)

@@ -213,8 +213,8 @@ class Monitor:
         address: URL of the metrics, as text for users.
 
     Raises:
-        UserError: this process cannot listen at the address, or other machines can reach the
-            address without TLS.
+        UserError: this process cannot listen at the address, other machines can reach the address
+            without TLS, or only one of certificate and key is given.
     """
 
     def __init__(
@@ -284,7 +284,13 @@ def monitored(
     is_up: Callable[[], bool],
     say: Callable[[str], None],
 ) -> Iterator[None]:
-    """Serve the metrics until the `with` block ends, if the party's own file has `[monitor]`.
+    """Serve the metrics until the `with` block ends, at the address in the party's own file.
+
+    Args:
+        party: the party's own file, which has `[monitor]`.
+        certificates: see `PartyMetrics`.
+        is_up: see `PartyMetrics`.
+        say: function that is called with one line of text: the address of the metrics.
 
     Raises:
         UserError: see `Monitor`.

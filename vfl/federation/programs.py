@@ -222,7 +222,7 @@ class LocalApi:
     secret to another process that listens on the same port. The folder `folder` contains all files
     of the local API, and only the owner can read this folder:
 
-        address     host and port on the loopback, written once the service listens
+        address     host and port on the loopback, written when the service begins to listen
         secret      secret that each request must contain
         superexec   key that signs the requests of Flower's SuperExec for work
         ca.pem      certificate of the authority that signed server.pem; its key is deleted
@@ -258,7 +258,7 @@ class LocalApi:
 
     @property
     def listens(self) -> bool:
-        """Return whether the service already listens at its local API."""
+        """Return whether the service has written the address of its local API."""
         return (self.folder / "address").exists()
 
     @property
@@ -750,7 +750,7 @@ def _accepted() -> Sequence[str]:
 
 @contextmanager
 def _printed_errors() -> Iterator[None]:
-    """If an error occurs before Flower starts, print it as vfl's errors, and end the program."""
+    """If a `VFLError` occurs before Flower starts, print it, and end the program."""
     try:
         yield
     except VFLError as problem:

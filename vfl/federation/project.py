@@ -6,9 +6,11 @@
     PROJECT/label/certificates/ certificates and keys of the SuperLink and of its authority
     PROJECT/label/keys/         the other parties' public keys
     PROJECT/label/identity.key  key that signs the log of its sessions
-    PROJECT/NAME/               a feature party or a dealer: party.toml, ca.pem, README.md
+    PROJECT/NAME/               any other party: party.toml, ca.pem
+    PROJECT/NAME/README.md      the party's instructions; only in a project for several hosts
     PROJECT/NAME/node.key       also identity.key; only if all parties are on one machine
     PROJECT/NAME/peers/         public identity keys of other parties for a secure mode; likewise
+    PROJECT/trial.toml          all parties in one process; only if all tables were given
 
 A project for several hosts contains no key of another party: each party makes its own keys with
 `vfl join`.
@@ -169,7 +171,7 @@ class LabelFolder:
     def certificate_warnings(self) -> list[str]:
         """Return warnings about those certificates of the SuperLink that expire soon."""
         cures = {
-            "server.pem": "vfl up renews it if ca.key exists; vfl renew PROJECT always renews it",
+            "server.pem": "vfl up renews it if ca.key exists; else vfl renew PROJECT --authority",
             "ca.pem": "make a new authority with: vfl renew PROJECT --authority",
         }
         found = [expiry_warning(self.certificates / name, cure) for name, cure in cures.items()]
@@ -180,7 +182,8 @@ class Project:
     """Builds a project from its parties, and collects the contents of all parties' files.
 
     The SuperNodes' local ports are numbered in the order in which the parties are added. A party
-    without a table gets placeholder settings, which the party's owner replaces by hand.
+    without a table gets placeholder settings, which the party's owner replaces, by hand or with
+    `vfl join --table`.
 
     Args:
         name: name of the experiment.

@@ -1,9 +1,10 @@
 """OpenTelemetry spans of a party's sessions, made from the party's own session log.
 
-`vfl up` sends the spans if the party's own file sets `monitor.spans`. A span contains the same
-facts as a line of the session log: counts, names, and how the session ended. A span contains no
-row, id, table value or secret. All parties of a session compute the same trace id from the agreed
-terms, so a collector that receives spans of several parties shows one session as one trace.
+`vfl up` sends the spans if the party's own file sets `monitor.spans`. A span contains facts of a
+line of the session log: counts, names, and how the session ended. A span contains no row, id, table
+value or secret. All parties of a session compute the same trace id from the agreed terms, so a
+collector that receives spans of several parties shows one session as one trace. Sessions with equal
+terms, such as a training and its resumption, share one trace.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class SessionSpans:
     """Turns lines of the session log into spans, one for each ended or refused session.
 
     Args:
-        log: file of the session log; no spans are sent for sessions that were in the log before
-            this object was made.
+        log: file of the session log; no spans are sent for lines that were in the log before this
+            object was made.
         exporter: an exporter of `opentelemetry.sdk.trace`, which receives each span.
 
     Raises:
@@ -65,7 +66,7 @@ class SessionSpans:
         self._place = lines_after(log, 0)[1]
 
     def send(self) -> int:
-        """Send a span for each session that has ended since the last call of this method.
+        """Send a span for each session that has ended or was refused since the last call.
 
         Returns:
             The number of spans that were sent.

@@ -4,7 +4,7 @@ Flower's public API is `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.
 modules of vfl import it directly. All other names in Flower may change in Flower's next release.
 Such internal names are therefore listed only here; pyproject.toml limits Flower's version, and
 `scripts/newest` tests vfl with Flower's newest version. If the installed Flower lacks one of these
-internal names, vfl ends with an error before it listens at a port or runs a program.
+internal names, vfl raises an error that names it before it uses the module.
 """
 
 from __future__ import annotations
@@ -211,5 +211,6 @@ SILENT = {
 }
 #: Environment variable that sets the seconds between two requests of a program for work.
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
-#: Command-line options of Flower that would open another port, which no guard protects.
+#: Environment variables with which Flower's SuperLink would open another port, which no guard
+#: protects.
 UNGUARDED = frozenset({"FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"})

@@ -14,8 +14,9 @@ that runs the program. The clients are:
   SuperExecs of all parties. Torch is then imported only once, instead of once in each process
   (`run_among_parties`).
 
-The socket is in the folder of the local API (mode 0700), and the worker accepts no request from
-another user's process. The process that starts the worker chooses the programs that the worker may
+The socket is in the folder of the local API, or in a temporary folder of a worker that all parties
+share; both have mode 0700, and the worker accepts no request from another user's process. The
+process that starts the worker chooses the programs that the worker may
 run. Each program still makes its usual checks, so a bundle is checked before it is unpacked. A fork
 of a process with several threads may inherit a lock that is never released, so a worker that has
 more than one thread ends: programs then start without a worker, which takes longer. A worker runs
@@ -105,7 +106,8 @@ class WorkerClient:
 
     Args:
         folder: folder of the worker's socket.
-        program: name of the only Flower program that this client asks the worker to run.
+        program: name of the only program that `popen` asks the worker to run; `popen` starts every
+            other program itself.
     """
 
     def __init__(self, folder: Path, program: str) -> None:
@@ -153,7 +155,7 @@ class StandingWorker(WorkerClient):
 
     Args:
         folder: folder of the service's local API.
-        program: the only Flower program that the worker runs.
+        program: see `WorkerClient`.
         command: command line that starts the worker; the worker's standard input is the listening
             socket.
         environment: environment variables of the worker; None takes those of this process.
@@ -454,10 +456,9 @@ def _accept_and_fork(listener: socket.socket) -> socket.socket | None:
 
 
 def _warm_up() -> None:
-    """Run one training step and count a model's memory, which imports all modules that both need.
+    """Run one optimiser step and count a model's memory, which imports all modules that both need.
 
-    The training step uses vfl's own optimiser, because torch's optimiser imports torch's compiler.
-    Counting the model's memory on torch's meta device imports the compiler, too.
+    Among these modules is torch's compiler.
     """
     import torch
 

@@ -24,9 +24,13 @@ from vfl.core.errors import (
 from vfl.transport.proxies import connect
 from vfl.transport.stream import family_of
 
-#: Largest difference of clocks in seconds with which Flower accepts a node's signature
-#: (TIMESTAMP_TOLERANCE).
-CLOCK_TOLERANCE_S = 300
+#: Largest number of seconds by which a SuperNode's clock may be behind the SuperLink's clock, and
+#: largest number of seconds by which it may be ahead of it; Flower refuses the signatures of other
+#: SuperNodes (TIMESTAMP_TOLERANCE and SYSTEM_TIME_TOLERANCE).
+CLOCK_TOLERANCE_S, AHEAD_TOLERANCE_S = 300, 5
+#: Largest error in seconds of a server's clock time, which comes in whole seconds from the header
+#: ``Date`` of a response, after the response has arrived.
+DATE_ERROR_S = 2
 _TIME = "%Y-%m-%d %H:%M:%S UTC"
 #: OpenSSL's error codes for a certificate that is not valid yet, or that has expired.
 _OUT_OF_TIME = (9, 10)
@@ -55,7 +59,8 @@ def check_server(name: str, address: str, ca_pem: str, *, clock: bool = False) -
         name: name of the server, for error messages.
         address: host:port.
         ca_pem: certificate of the only CA that may have signed the server's certificate.
-        clock: whether to compare the clock of the server with this machine's clock, too.
+        clock: whether to compare the clock of the server with this machine's clock, too, as a
+            SuperLink does with the time of each request of a SuperNode.
 
     Raises:
         ClockError: the clocks differ too much, or a wrong clock makes the certificate appear
@@ -68,7 +73,7 @@ def check_server(name: str, address: str, ca_pem: str, *, clock: bool = False) -
     where = parse_address(address)
     with _explained(name, where), closing(_connect(where, ca_pem)) as connection:
         if clock and (theirs := _time_at(connection)):
-            check_clocks(name, address, datetime.now(UTC), theirs)
+            check_clocks(name, address, datetime.now(UTC), theirs, AHEAD_TOLERANCE_S)
 
 
 def probe_https(name: str, address: Address, ca_pem: str) -> Probe:
@@ -141,19 +146,28 @@ def port_is_free(host: str, port: int) -> bool:
     return True
 
 
-def check_clocks(name: str, where: str, ours: datetime, theirs: datetime) -> None:
+def check_clocks(
+    name: str, where: str, ours: datetime, theirs: datetime, ahead_s: int = CLOCK_TOLERANCE_S
+) -> None:
     """Refuse clocks whose difference is too large for signed requests and certificates.
+
+    Args:
+        name: name of the server, for error messages.
+        where: address of the server.
+        ours: time of this machine's clock.
+        theirs: time of the server's clock.
+        ahead_s: largest number of seconds by which this machine's clock may be ahead.
 
     Raises:
         ClockError: the clocks differ too much; the error states the times of both clocks.
     """
-    if abs((ours - theirs).total_seconds()) <= CLOCK_TOLERANCE_S:
+    if -CLOCK_TOLERANCE_S <= (ours - theirs).total_seconds() <= ahead_s + DATE_ERROR_S:
         return
     raise ClockError(
         f"the clocks of this machine and of {name} differ",
         where=where,
         got=f"{ours:{_TIME}} here, {theirs:{_TIME}} there",
-        want=f"a difference of at most {CLOCK_TOLERANCE_S} s",
+        want=f"a clock here at most {ahead_s} s ahead and {CLOCK_TOLERANCE_S} s behind",
         fix="set the clock that is wrong, for example by NTP; vfl doctor party.toml shows the "
         "difference",
     )
