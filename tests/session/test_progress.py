@@ -58,6 +58,13 @@ def test_the_total_is_that_of_the_schedule(mode, dp):
     assert exchanges_of(agreed, split()) == len(list(rules.schedule(agreed, split())))
 
 
+def test_the_epochs_are_those_that_the_privacy_budget_allows():
+    agreed = terms(dp=DP | {"epsilon": 0.6, "noise": 2.0})
+    exchanges = list(rules.schedule(agreed, split()))
+    last = watched(exchanges, seconds=0.5, agreed=agreed)[-1]
+    assert last.epochs == exchanges[-1].epoch < agreed.train.epochs
+
+
 def test_rates_and_time_left_follow_from_the_clock():
     exchanges = list(rules.schedule(terms(), split()))
     told = watched(exchanges, seconds=0.5)

@@ -28,12 +28,12 @@ class ProgressReport:
         mode: train, evaluate, predict, serve or align.
         waits_for: parties that have not connected yet; the other fields are unknown until all
             parties have connected.
-        epoch, epochs: number of the current epoch, and number of epochs of the training; 0 in other
-            modes.
-        done, total: number of completed exchanges, and number of planned exchanges; if early
-            stopping ends the session, `done` stays below `total`. In an alignment, `done` is a
-            number of bytes and `total` is unknown, because it would disclose how many ids the other
-            parties have.
+        epoch, epochs: number of the current epoch, and number of epochs of the training (fewer than
+            `train.epochs` if the privacy budget of [dp] is spent before); 0 in other modes.
+        done, total: number of completed exchanges, and number of planned exchanges; in the last
+            report, `total` is equal to `done`, also if early stopping left out exchanges. In an
+            alignment, `done` is a number of bytes and `total` is unknown, because it would disclose
+            how many ids the other parties have.
         per_second: exchanges per second; in an alignment, bytes per second.
         rows_per_second: rows of the label party that the session processes per second.
         left_s: estimated seconds until the end of the session; None if unknown.
@@ -77,11 +77,17 @@ def exchanges_of(terms: Terms, split: Split) -> int:
     asked = math.ceil(len(split.test) / QUERY_ROWS)
     if terms.mode != "train":
         return asked
-    judged, epochs = math.ceil(len(split.validation) / QUERY_ROWS), terms.train.epochs
-    steps = epochs * rules.steps_per_epoch(terms, len(split.train))
-    if (plan := PrivacyPlan.of(terms, len(split.train))) is not None:
-        steps, epochs = plan.steps, plan.epochs
+    judged, epochs = math.ceil(len(split.validation) / QUERY_ROWS), _epochs(terms, split)
+    plan = PrivacyPlan.of(terms, len(split.train))
+    steps = epochs * rules.steps_per_epoch(terms, len(split.train)) if plan is None else plan.steps
     return steps + epochs * judged + asked
+
+
+def _epochs(terms: Terms, split: Split) -> int:
+    if terms.mode != "train":
+        return 0
+    plan = PrivacyPlan.of(terms, len(split.train))
+    return terms.train.epochs if plan is None else plan.epochs
 
 
 class SessionProgress:
@@ -99,7 +105,7 @@ class SessionProgress:
         self, terms: Terms, split: Split, tell: Tell, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._terms, self._tell, self._clock = terms, tell, clock
-        self._total = exchanges_of(terms, split)
+        self._total, self._epochs = exchanges_of(terms, split), _epochs(terms, split)
 
     def through(self, schedule: Iterable[Exchange]) -> Iterator[Exchange]:
         """Yield the same exchanges; between exchanges, call `tell` with reports."""
@@ -123,7 +129,7 @@ class SessionProgress:
         return ProgressReport(
             mode=self._terms.mode,
             epoch=epoch,
-            epochs=self._terms.train.epochs if self._terms.mode == "train" else 0,
+            epochs=self._epochs,
             done=done,
             total=done if is_over else self._total,
             per_second=rate,
