@@ -117,6 +117,14 @@ def test_who_does_not_consent_takes_no_part(session, name, text, match):
     assert session.refuses(name, text, match)
 
 
+def test_a_task_needs_a_table(session):
+    session.write(OTHER, f'party = "{OTHER}"\nrole = "dealer"\n')
+    with pytest.raises(VFLError, match="to learn a task, but the party has another role") as found:
+        session.play("train")
+    assert "[data] in its own file" in str(found.value)
+    assert "no [data]" not in str(found.value)
+
+
 def test_rows_are_aligned_with_both_label_parties(session):
     """Each lacks other rows, in an order of its own, until all four know which are common."""
     draw, common = np.random.default_rng(3), set(IDS)

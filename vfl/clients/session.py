@@ -86,13 +86,12 @@ _HANDOVER_S = 10.0
 def take_part(
     message: SessionMessage, party: PartyFile, say: Callable[[str], None] = lambda line: None
 ) -> PartyReport:
-    """Run one party (a feature party, or a third party such as a dealer) through a session.
+    """Run one party, which is not the leading label party, through a session.
 
     Args:
         message: session message that Flower delivered.
         party: the party's own file.
-        say: callback that receives a line with the largest possible size of a trace, before the
-            trace is recorded.
+        say: callback that writes a line to the party's own log.
 
     Raises:
         ConsentError: the session exceeds what the party's file allows, and nothing was sent; or a
@@ -596,5 +595,7 @@ def _check_role(party: PartyFile, role: str, does: str) -> None:
         raise DisagreementError(
             f"the session asks party '{party.party}' to {does}, but the party has another role",
             got=f"role = '{party.role}'",
-            want=f"role = '{role}' in its own file, and no [data]",
+            want="[data] in its own file, and no role"
+            if role == "data"
+            else f"role = '{role}' in its own file, and no [data]",
         )
