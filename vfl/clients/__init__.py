@@ -1,4 +1,4 @@
-"""Feature parties, which have columns and bottom models."""
+"""The parties that the label party invites: feature, middle and further label parties, dealers."""
 
 from __future__ import annotations
 

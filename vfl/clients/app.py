@@ -1,4 +1,4 @@
-"""The feature party's Flower app: each message from Flower starts one whole session."""
+"""The Flower app of an invited party: each session message from Flower starts a whole session."""
 
 from __future__ import annotations
 

@@ -52,6 +52,8 @@ class FeatureParty:
         SpecError: the codec, the defense or the bottom model cannot be built, or does not fit the
             terms.
         ExposedCutError: the secure mode would not protect this party's cut.
+        PrivacyError: the guarantee of [dp] does not hold with these settings.
+        ConfigError: the inputs cannot be augmented in this session.
 
     Attributes:
         inputs: inputs of all aligned rows; float32, axes (rows, ...); NaN for rows that this party
@@ -117,7 +119,7 @@ class FeatureParty:
     def _private(
         self, name: str, terms: Terms, own: Own, shape: tuple[int, ...]
     ) -> Callable[[nn.Module, Forward], PrivateHalf] | None:
-        """Return the DP-SGD object for this party's bottom model.
+        """Return a function that builds the DP-SGD object for this party's bottom model.
 
         The result is None if the terms have no [dp].
         """
@@ -143,7 +145,7 @@ class FeatureParty:
             self._steps.begin(exchange.epoch, exchange.trained)
         inputs, rows = self._rows(exchange)
         if self._held is not None and not len(inputs):
-            return  # the party has none of the exchange's rows, which the label party knows
+            return  # the party sends nothing in this exchange, which the label party knows
         if exchange.trains:
             self.end.send_cut(inputs, exchange.step, rows)
         else:
@@ -159,8 +161,8 @@ class FeatureParty:
         With m cuts in flight, this gradient belongs to the cut that was sent m - 1 steps earlier.
 
         Cut t is therefore always sent right after the gradient of cut t - m was applied, with any
-        delay of the network. At the end of an epoch's training no cut is in flight; if the party
-        has sent no cut, the method does nothing.
+        delay of the network. At the end of an epoch's training, and in a training exchange for
+        which the party has sent no cut, the method receives the gradients of all cuts in flight.
         """
         if exchange.trains:
             sent = self._held is None or len(own_rows(exchange, self._held))
@@ -178,7 +180,7 @@ class FeatureParty:
             before: exchanges whose gradients may not have arrived when the checkpoint was saved.
 
         Raises:
-            RunFolderError: the checkpoint does not exist.
+            RunFolderError: see `Checkpoints.load`.
         """
         if step == 0:
             self.start()
@@ -221,7 +223,7 @@ class FeatureParty:
             self.finish(exchange)
 
     def cut(self, rows: Tensor) -> Tensor:
-        """Return the cuts of rows as a query would send them, after the codec; axes (rows, width).
+        """Return the cuts of rows as a query would encode them, axes (rows, width); sends nothing.
 
         Args:
             rows: positions of the rows among the aligned rows, int64.

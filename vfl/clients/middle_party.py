@@ -65,7 +65,7 @@ class MiddleParty:
         model: module that maps the merged cut to the output; it replaces the model that the terms
             name.
         weights: trained weights, for an evaluation or prediction; None for a training.
-        ledger: ledger that counts the bytes on the links.
+        ledger: ledger that records how long this party waits for each feature party.
 
     Raises:
         SpecError: a codec or the model cannot be built, or does not fit the widths.
@@ -169,7 +169,7 @@ class MiddleParty:
         """Return to the state before the exchange `step`; with 0, keep the initial state.
 
         Raises:
-            RunFolderError: the checkpoint does not exist.
+            RunFolderError: see `Checkpoints.load`.
         """
         if step and self.checkpoints is not None:
             self.load_training_state(self.checkpoints.load(step))

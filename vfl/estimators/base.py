@@ -273,12 +273,13 @@ def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[
     """Return the names of the columns of each party, by party.
 
     Args:
-        parties: names, patterns or positions of columns by party; or a number of parties, each of
-            which gets equally many columns.
+        parties: names, patterns or positions of columns by party; or a number of parties, which get
+            adjacent blocks of columns, as equal as possible.
         columns: names of all columns, in the table's order.
 
     Raises:
         MissingColumnError, SharedColumnError, DataError: see `vfl.datasets.table`.
+        ConfigError: `parties` is neither a mapping nor a number.
     """
     if isinstance(parties, int | np.integer):
         if parties > len(columns):

@@ -26,7 +26,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
 
     Args:
         parties: names, patterns or positions of columns by party; or a number of parties that get
-            equally many columns, in the table's order.
+            blocks of columns in the table's order, as equal as possible.
         label_party: party that has the labels; if it is one of `parties`, it also has columns.
         codec, defense: specs of the codec and of the defense, such as "randtopk:k=4,alpha=0.1" and
             "layer_norm".
@@ -54,8 +54,8 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         classes_: sorted labels.
         history_: one record of metrics for each epoch.
         ledger_: ledger with the traffic of the training.
-        wire_ratio_: number of bytes of the training, divided by the number for dense float32 values
-            in both directions.
+        wire_ratio_: payload bytes of the training, divided by the bytes of dense float32 values in
+            both directions.
         parties_: names of the columns that each party had in the training, by party.
     """
 
@@ -97,10 +97,10 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
             sample_weight: see `fit`.
 
         Raises:
-            DataError: the first call has no classes, or the classes differ from those of the first
-                call.
-            ConfigError: balanced class weights, which need the frequencies of all rows, are not
-                possible.
+            DataError: the first call has no classes, the classes differ from those of the first
+                call, or a label is not among the classes.
+            ConfigError: classes cannot be balanced, because this needs the frequencies of all rows;
+                or the settings need validation rows.
         """
         if self.class_weight == "balanced":
             raise ConfigError(
@@ -168,7 +168,7 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
 
     Args:
         parties: names, patterns or positions of columns by party; or a number of parties that get
-            equally many columns, in the table's order.
+            blocks of columns in the table's order, as equal as possible.
         label_party: party with the numbers to predict; if it is one of `parties`, it also has
             columns.
         codec, defense: specs of the codec and of the defense, such as "randtopk:k=4,alpha=0.1" and
@@ -192,8 +192,8 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
     Attributes:
         history_: one record of metrics for each epoch.
         ledger_: ledger with the traffic of the training.
-        wire_ratio_: number of bytes of the training, divided by the number for dense float32 values
-            in both directions.
+        wire_ratio_: payload bytes of the training, divided by the bytes of dense float32 values in
+            both directions.
         parties_: names of the columns that each party had in the training, by party.
     """
 
@@ -223,6 +223,9 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
             X: a frame, or an array of axes (rows, columns).
             y: numbers to predict, one for each row.
             sample_weight: see `fit`.
+
+        Raises:
+            ConfigError: the settings need validation rows.
         """
         frame = frame_of(self, X, y, reset=not self._has_begun(), training=True)
         self._train_epoch(frame, numbers_of(y), weights_of(sample_weight, frame))
@@ -265,7 +268,7 @@ def _known_classes(classes: Any) -> np.ndarray:
 
 
 def at_least_two(classes: np.ndarray) -> np.ndarray:
-    """The classes.
+    """Return the classes unchanged, after a check of their number.
 
     Raises:
         DataError: the labels have fewer than two classes.

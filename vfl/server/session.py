@@ -100,7 +100,7 @@ def run_session(
 
     Args:
         grid: Flower's connection to the nodes.
-        experiment: the experiment to train.
+        experiment: the experiment of the run.
         party: the label party's own file.
         terms: terms of the session.
         resume: whether this session continues the run from its last checkpoint.
@@ -240,8 +240,8 @@ class _Attempt:
         start: number of the exchange with which this attempt begins.
         federation: connection to Flower and to the parties.
         links: links to the connected parties, by party.
-        meter, ledger: bytes that this party sends (meter), and bytes that all parties send
-            (ledger).
+        meter: spending of this party in the session, for its session ledger; all attempts share it.
+        ledger: traffic of this attempt, for the session's results.
     """
 
     number: int
@@ -429,7 +429,7 @@ class LabelSession:
         return error.what
 
     def _start(self, most: int | None) -> int:
-        """Return the exchange after this party's newest undamaged checkpoint.
+        """Return the exchange before which this party saved its newest undamaged checkpoint.
 
         Args:
             most: newest checkpoint that may be undamaged at the other parties; None stands for the
@@ -483,9 +483,10 @@ class LabelSession:
             return self._play_top(attempt, own, ranks, recorders)
 
     def _counted(self, ledger: Ledger) -> Observer:
-        """Return an observer that counts relayed cuts for middle, but not for label parties.
+        """Return an observer that adds frames to a ledger.
 
-        If the network is secret-shared, all relayed frames are counted.
+        Relayed frames count only in two cases: with a middle party those on the streams of feature
+        parties, and for a whole network all of them.
         """
         carried = self.terms.feature_parties if self.terms.middle is not None else ()
         if secure_mode.make(self.terms.secure).whole_network:
@@ -510,7 +511,7 @@ class LabelSession:
     def _play_whole_network(
         self, attempt: _Attempt, own: Own
     ) -> tuple[AnyLabelParty, list[PartyReport]]:
-        """Run a session of a secret-shared network, of which no party has all the weights."""
+        """Run a session of a network in which no party sends a cut; see `WholeNetwork`."""
         federation, links, meter = attempt.federation, attempt.links, attempt.meter
         objective, more = self._model(attempt.ledger)
         named, ends = (federation.session, attempt.number), self._with_absent(links)

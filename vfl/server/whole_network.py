@@ -53,14 +53,14 @@ class WholeNetworkLabel(AnyLabelParty):
             order that all parties use.
         terms: terms of the session.
         attempt: identifier of the session, and number of its restarts.
-        streams: network streams to the two other parties, by name.
+        streams: network streams to the other parties, by name.
         receive_any: function that returns the next frame that any party sent, and the name of this
             party.
         own: private state of the party.
         objective: learning objective.
         weights: stored shares of the trained weights, for an evaluation or prediction.
         records: object that receives metrics and progress.
-        agreed: see `SecureMode.outer_network`.
+        agreed: see `OwnRows`.
 
     Raises:
         SpecError: a secret-shared network does not support a setting, or the top model cannot be
@@ -215,7 +215,7 @@ class WholeNetworkLabel(AnyLabelParty):
             truth = None if self.data.labels is None else self._labels_of(asked)
             if (verdict := self._note(outputs.float(), truth, asked)) is not None:
                 self.network.send_verdict(verdict, exchange.step)
-        # The checkpoint is committed only here: the last frame of an exchange shows that both other
+        # The checkpoint is committed only here: the last frame of an exchange shows that the other
         # parties have started the exchange, and therefore that they have saved their checkpoints.
         if kept is not None:
             kept.commit(exchange.step)

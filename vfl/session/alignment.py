@@ -91,7 +91,7 @@ class Post:
             self.put(sent.to, sent.payload)
 
     def frame(self, *, done: bool = False, busy: bool = False) -> Frame:
-        """Return a frame with the next piece, if any, and with the flags `done` and `busy`."""
+        """Return a frame with the next piece; if none waits, with the flags `done` and `busy`."""
         self._count += 1
         if self.waiting:
             return Frame(Kind.PROTOCOL, self._count, self._piece())

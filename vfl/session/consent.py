@@ -10,27 +10,29 @@ parties; n is f plus the number of dealers (0 or 1). C is the number of columns 
 layer, and C' the number of columns of the layer that another party shares with this party; both
 include one column for the bias. The table gives the largest payloads in bytes: before the semicolon
 those sent to the label party, after the semicolon those sent by the label party. Frames of other
-kinds must have an empty payload, and no frame exceeds 512 MiB:
+kinds must have an empty payload, and no payload exceeds 512 MiB. Alignments, and secure modes
+without cuts, have other limits:
 
     cut; gradient              the codec's largest payload for R W; the same
     query; answer              the codec's largest payload for Q W; 1
     refusal; request           1; 4 Q (serving)
     cut, query of sum:bits=b   R W b/8, Q W b/8; 4 R W + 64, 1
-    keys (PROTOCOL)            96, from a third party 32 f or 96; 96 n
+    keys (PROTOCOL)            104, from a third party at least 32 f; 104 n
     beaver: opened             8 (R C + C' W) + 32; 8 (R C' + C W + R W) + 32
       outputs; gradient        8 R W; 8 (R W + C' W)
     a third party: opened      8 R C; 8 C W
       outputs; gradient        8 R W; 8 R W
       its dealt shares         8 f R W, and 8 W (sum of all C); 4
     sealed (middle, tasks)     16 more; to the recipient, the largest of the parties; the same
-      key of a pair            96; 96 (PROTOCOL)
+      key of a pair            104; 104 (PROTOCOL)
     last report (DONE)         1,024; 0
     error, ends the link       65,536; 65,536
 
-For openings (of shares) in a query, Q replaces R. Let w = train.in_flight + 3, the largest number
-of unread frames. Let T be the size in bytes of the largest frame to the label party, and F the size
-of the largest frame from the label party. For one party, the label party then buffers at most w (T
-+ 16) + 65,552 + w (F + 16) bytes; ``vfl check`` prints this number (held_bytes_per_party).
+For openings (of shares) in a query, Q replaces R. Let w be the largest number of unread frames:
+train.in_flight + 3, and several times as many if parties exchange sealed frames. Let T and F be the
+largest payloads in bytes to and from the label party. For one party, the label party then buffers
+at most w (T + 16) + 65,552 + w (F + 16) bytes; ``vfl check`` prints this number
+(held_bytes_per_party).
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ _ASKING = (Kind.QUERY, Kind.ACK, Kind.QUERY_OPENING)
 
 
 def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None = None) -> int:
-    """Return the most bytes that a party sends and receives together in a session with these terms.
+    """Return the most bytes of the frames in exchanges that a party sends and receives together.
 
     Args:
         terms: the agreed terms.
@@ -159,7 +161,9 @@ def check_consent(
             also reads these rows.
 
     Raises:
-        ConsentError: the session exceeds the party's limits; the error lists every difference.
+        ConsentError: the session exceeds the party's limits; the error lists the differences. The
+            checks have three groups: ranges of numbers, settings, and sizes of models. After a
+            group with differences, the next groups are not checked.
         SpecError: a codec, defense or bottom cannot be built.
     """
     _check_ranges(terms, party, consent)
@@ -191,7 +195,7 @@ def check_middles_consent(terms: Terms, party: str, consent: Consent, split: Spl
     """Refuse a session that requests more from a middle party than this party's own file allows.
 
     Memory and parameters of the middle model are counted like those of a bottom model whose inputs
-    are the concatenated cuts of all feature parties.
+    are the merged cuts of all feature parties.
 
     Raises:
         ConsentError: the error lists every request that exceeds a limit.
@@ -551,7 +555,7 @@ def _of_model(
         batch = counted.training_bytes(copies, train.in_flight)
         batch += _value_bytes(rows[Kind.CUT] * width)
         batch += defense.working_bytes(rows[Kind.CUT], columns, width)
-        if defenses.uses(defense, "fit"):  # `fit` receives a copy of all rows
+        if defenses.uses(defense, "fit"):  # `fit` receives a copy of all training rows
             copies = 2 if unaligned else 1  # one more copy, with the unaligned rows at its end
             batch += 4 * (copies * len(split.train) + unaligned) * columns
         needed = max(needed, batch)
@@ -709,7 +713,7 @@ def frame_limits(
 
     Args:
         terms: the agreed terms.
-        party: name of the other party: a feature party or a dealer.
+        party: name of the other party, for example a feature party or a dealer.
         split: split of the rows; None at a dealer, which does not receive the row numbers.
         layers: first layers that each party secret-shares; None if the secure mode shares no
             layers. A feature party knows only its own layers. Until a feature party has received

@@ -59,7 +59,8 @@ class PrivacyPlan:
             epsilon.
         halves: number of parties that train weights; the noise multiplier of each party is `noise`
             times the square root of this number.
-        shuffled: whether every row is in exactly one step of an epoch.
+        shuffled: whether the epochs are shuffled, so that a row is in at most one step of an epoch;
+            otherwise each step samples its rows.
         clients: number of branches (groups of rows) if epsilon protects a whole branch; 0 if
             epsilon protects a single row.
     """
@@ -77,7 +78,7 @@ class PrivacyPlan:
 
     @classmethod
     def of(cls, terms: Terms, rows: int) -> PrivacyPlan | None:
-        """Return the plan for a training on this many rows; None without [dp].
+        """Return the plan for a training on this many rows; None without [dp] or without rows.
 
         Raises:
             PrivacyError: the privacy budget allows no step, or no noise multiplier is large enough

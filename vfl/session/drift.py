@@ -1,7 +1,8 @@
 """Drift: compares the rows that a service queries with the training rows, bin by bin.
 
 The edges of bins are quantiles of a party's own columns, so they are stored only in the party's own
-folder. A service discloses only names of columns, numbers of bins, and numbers of rows.
+folder. The metrics of a service contain only names of columns, stability indices, numbers of bins,
+and numbers of rows.
 """
 
 from __future__ import annotations
@@ -77,13 +78,13 @@ class Bins:
         )
 
     def record(self) -> dict[str, Any]:
-        """Return the bins and counts as a record for the party's own file."""
+        """Return the bins, without the counts of `add`, as a record for the party's own file."""
         edges, expected = self._edges.tolist(), self._expected.tolist()
         return {"names": self.names, "edges": edges, "expected": expected}
 
     @classmethod
     def restored(cls, record: Mapping[str, Any]) -> Bins:
-        """Make bins from a record that `record` returned."""
+        """Make bins without counts from a record that `record` returned."""
         edges = torch.tensor(record["edges"], dtype=torch.float32)
         return cls(list(record["names"]), edges, torch.tensor(record["expected"]))
 
@@ -202,13 +203,13 @@ class Drift:
         return int((self.inputs.stability() > DRIFTED).sum())
 
     def record(self) -> dict[str, Any]:
-        """Return the counters as a record for the party's own file."""
+        """Return the bins, without counts of queried rows, as a record for the party's own file."""
         parts = {"inputs": self.inputs, "scores": self.scores}
         return {name: None if bins is None else bins.record() for name, bins in parts.items()}
 
     @classmethod
     def restored(cls, record: Mapping[str, Any]) -> Drift:
-        """Make counters from a record that `record` returned."""
+        """Make counters that are 0, with the bins of a record that `record` returned."""
         inputs, scores = record["inputs"], record["scores"]
         return cls(
             None if inputs is None else Bins.restored(inputs),

@@ -149,8 +149,8 @@ def check_finite(values: Tensor, what: str, party: str, step: int) -> None:
 
     The check computes the tensor's sum: one pass over the values without allocating memory; if all
     values are finite, the sum is finite, too, unless it overflows. Only if the sum is not finite,
-    the check looks at single values. A training step makes nine such checks; comparing the sum as a
-    Python number costs less than the five torch operations of a check on the tensor.
+    the check looks at single values. A training step makes several such checks; a comparison of the
+    sum as a Python number costs less than the five torch operations of a check on the tensor.
 
     Raises:
         NonFiniteError: a value is NaN or Inf; the error names the party, the step and the number of
@@ -323,9 +323,9 @@ def gather(model: nn.Module, owners: Mapping[str, Stateful]) -> dict[str, Tensor
 
 
 def lasting(state: Mapping[str, Tensor], owners: Mapping[str, Stateful]) -> dict[str, Tensor]:
-    """Return a state from `gather`, but without the values that codecs store for single rows.
+    """Return a state from `gather`, but without the state of codecs that store values of rows.
 
-    Codecs need these values only during a training.
+    Such codecs need their state only during a training.
     """
     passing = tuple(f"{name}/" for name, one in owners.items() if getattr(one, "needs_rows", False))
     return {name: value.cpu() for name, value in state.items() if not name.startswith(passing)}
@@ -347,8 +347,8 @@ class CutTerms:
     Attributes:
         party: name of the feature party.
         width: width of the bottom model's output, before the codec.
-        codec, defense: codec and defense objects for this endpoint only, made from the agreed
-            specs.
+        codec: codec object of this endpoint only, made from the agreed spec.
+        defense: the party's defense object; all endpoints of the label party share one object.
         in_flight: largest number of cuts that may wait for their gradients at the same time.
         precision: floating-point precision of the feature party's forward passes.
         compiled: whether torch compiles the feature party's model.
@@ -379,8 +379,8 @@ class Own:
             party.
         device: device of the party's models, as a device name of torch.
         checkpoints: the party's checkpoints of a training; None saves no checkpoints.
-        sent: journal of sent messages; required if protective masks or noise are drawn for the
-            messages.
+        sent: journal of sent messages; None if the party needs no journal, see
+            `vfl.session.store.session_ledger.notes`.
         ranks: the ranks (processes) of the party, which divide each batch; by default only this
             process.
         augment: augmentation of the party's own training rows; None leaves the rows unchanged.
@@ -595,7 +595,7 @@ class FeatureEnd(_End):
             rows: positions of the batch's rows among the aligned rows, int64.
 
         Raises:
-            NonFiniteError: the cut contains NaN or Inf.
+            NonFiniteError: the cut contains NaN or Inf, which the codec cannot encode.
             WidthError: the output of the bottom model does not have the axes (rows, width).
             DisagreementError: an earlier attempt of this training has sent a different cut in this
                 exchange.
@@ -640,9 +640,10 @@ class FeatureEnd(_End):
         self._send(Frame(Kind.QUERY, step, payload), cut)
 
     def query_cut(self, inputs: Tensor) -> Tensor:
-        """Return the cut of rows as `send_query` passes it to the codec, without random numbers.
+        """Return the cut of rows as an honest party's `send_query` passes it to the codec.
 
-        The result has the axes (rows, width after a codec's trained module).
+        The result has the axes (rows, width after a codec's trained module). A defense draws the
+        random numbers of a query with step 0.
         """
         return self._query_cut(inputs, INFERENCE).cpu()
 
@@ -762,7 +763,7 @@ class FeatureEnd(_End):
         return self._through("codec", filled(cut) if query else cut, stash)[:rows]
 
     def through_model(self, rows: Tensor) -> Any:
-        """Run the party's modules on rows, without random numbers of the defense."""
+        """Run the party's modules on rows; the defense's method `embedding` is not called."""
         made = self.model["bottom"](rows)
         return self.model["codec"](made) if "codec" in self.model else made
 
@@ -869,9 +870,10 @@ class LabelEnd(_End):
         self._sent: deque[Frame] = deque()
 
     def receive_cut(self, step: int, count: int, rows: np.ndarray | None = None) -> Tensor:
-        """Wait for the cut of a training batch.
+        """Wait for the cut of a training batch; return the cut, axes (rows, width).
 
-        Return the cut as a leaf tensor of autograd, axes (rows, width).
+        The received cut is a leaf tensor of autograd. If the codec has a module at the label party,
+        the result is the module's output for this tensor.
 
         Args:
             step: number of the exchange.
@@ -889,7 +891,7 @@ class LabelEnd(_End):
         return cut if self.adapter is None else self.adapter(cut)
 
     def last_cut(self) -> Tensor:
-        """Return the last training cut as a new leaf tensor, for an additional local step."""
+        """Return the last training cut again, from a new leaf tensor; see `receive_cut`."""
         assert self._last is not None, "no cut was received"
         cut = self._last.detach().requires_grad_()
         return cut if self.adapter is None else self.adapter(cut)
@@ -903,7 +905,13 @@ class LabelEnd(_End):
         self._pending = (total, None, StepContext(step, training=True, secret=self._secret))
 
     def send_gradient(self, labels: Tensor) -> None:
-        """Send the gradient of the last cut; `labels` are the labels of its rows."""
+        """Send the gradient of the last cut; `labels` are the labels of its rows.
+
+        Raises:
+            NonFiniteError: the gradient contains NaN or Inf.
+            DisagreementError: an earlier attempt of this training has sent a different gradient in
+                this exchange.
+        """
         assert self._pending is not None, "no cut was received"
         cut, saved, context = self._pending
         assert cut.grad is not None, "backward has not run"
@@ -911,8 +919,8 @@ class LabelEnd(_End):
         if len(grad):
             grad = self.defense.gradient(grad, labels, context)
         grad = self.adversary.gradient(self.party, grad, context)
-        # All gradients are checked before the first one is sent, so that a step with an invalid
-        # gradient changes no weight.
+        # The gradient is checked before it is sent and before the label party's optimiser step, so
+        # that an invalid gradient changes no weight of these two parties.
         check_finite(grad, "gradient", self.party, context.step)
         # a secure mode's shares differ in each attempt, but the gradient does not
         if self._journal is not None:

@@ -112,13 +112,14 @@ class Withdrawn(Settings):
 
 
 class Introduction(Settings):
-    """Message with which a feature party introduces itself when it connects to the stream.
+    """Message with which a party introduces itself when it connects to the label party's stream.
 
     Attributes:
         terms: digest of the terms that the party received.
         settings: short texts for all settings in these terms, so that an error can name the setting
             that differs.
-        row_order: digest of the order of the party's rows, with the session's identifier as key.
+        row_order: digest of the order of the party's rows, with the session's identifier as key;
+            zeros for a party without rows.
         standing: announcement of the party's store counter; None for a session that aligns rows,
             because it spends no privacy budget.
         withdrawn: rows that this party has erased and that the session message did not name.
@@ -175,13 +176,13 @@ class Introduction(Settings):
 def check_introduction(
     introduction: Introduction, terms: Terms, own: PartyData, session: str
 ) -> None:
-    """Compare a feature party's introduction with the label party's terms, version and rows.
+    """Compare a party's introduction with the label party's terms, version and rows.
 
     Raises:
         DisagreementError: the party is unknown, or its terms or its version of vfl differ from the
             label party's.
-        MisalignedError: the feature party's rows differ from the label party's rows, or have a
-            different order.
+        MisalignedError: the party's rows differ from the label party's rows, or have a different
+            order.
     """
     party = introduction.party
     if party not in rules.peers(terms):
@@ -278,9 +279,8 @@ class SessionMessage(Settings):
         token: token with which the party shows on its stream that Flower authenticated its node; 32
             random bytes.
         node: the Flower node for which the token was made.
-        host, port: address of the stream, as the feature party reaches it.
-        ca_pem: certificate authority that signed the stream's certificate; empty if the party opens
-            no stream.
+        host, port: address of the stream, as the party reaches it.
+        ca_pem: certificate authority that signed the stream's certificate.
         idle_timeout_s: seconds that the party waits for one frame.
         rejoin_window_s: seconds within which a lost connection of the stream must be restored.
         start: number of the exchange at which a resumed training continues.
@@ -364,7 +364,7 @@ REPORT_LIMIT_BYTES = 1024
 
 
 class PartyReport(Settings):
-    """Final message of a feature party: it contains the digest of the weights, but no weights.
+    """Final message of a party: it contains the digest of the party's weights, but no weights.
 
     Attributes:
         count: counter of the party's store at the end of the session; see

@@ -44,11 +44,11 @@ _BLOCK_BYTES = 1 << 20  # bytes that are encrypted at a time if the payload is a
 
 
 class PairSeals(SealedPairs[Message, Message]):
-    """Encrypts messages between feature parties, so that the relaying label party cannot read them.
+    """Encrypts messages between two parties, so that the relaying label party cannot read them.
 
     At the start of a session, each party sends to every other party an offer: a new X25519 key (RFC
     7748) and the counter of the sender's store. The sender's identity key signs the offer, and the
-    receiver checks that the counter has not decreased (`vfl.session.store.witness`). From the
+    receiver checks that the counter has increased (`vfl.session.store.witness`). From the
     shared secret of a pair of parties, HKDF (RFC 5869) derives two keys, one for each direction;
     the keys also depend on the session, the terms and both offers. AES-256-GCM encrypts and
     authenticates the messages of the pair, which are numbered.
@@ -92,7 +92,7 @@ class PairSeals(SealedPairs[Message, Message]):
             self._offer = self._own.offer(identity, self._signed(self._me), count)
 
     def offers(self) -> list[Send]:
-        """Return the first message to every other feature party: this party's offer."""
+        """Return the first message to every other of these parties: this party's offer."""
         return [Send(name, self._offer) for name in self.others]
 
     def seal(self, sent: Send) -> list[Send]:

@@ -1,6 +1,6 @@
 """Functions of a session's terms: which parties take part, and which exchanges the session has.
 
-The module `vfl.session.terms` contains only data, and imports no module with rules. The rules of
+The module `vfl.session.terms` defines the terms, and does not import this module. The rules of
 secure modes and of `[dp]` are in other modules, which this module calls.
 """
 
@@ -42,7 +42,8 @@ def rowless(terms: Terms) -> str | None:
 def peers(terms: Terms) -> list[str]:
     """Return the parties to which the label party has a stream.
 
-    These are the feature parties, a third party if there is one, and further label parties.
+    These are the feature parties, a dealer or middle party, and further label parties; in a
+    service, only the further label parties that serve.
     """
     third = [] if (name := rowless(terms)) is None else [name]
     further = terms.serving if terms.mode == "serve" else terms.tasks

@@ -35,8 +35,8 @@ class Exchange:
         step: number of the exchange in the session.
         phase: "train", or the kind of rows on which the model is evaluated, for example
             "validation".
-        epoch: number of the epoch, from 1; in an evaluation after a training, the number of the
-            last trained epoch.
+        epoch: number of the epoch, from 1; for the test rows after a training, the number of the
+            last trained epoch; 0 in a session without training.
         rows: positions of the exchange's rows among the aligned rows, int64.
         last: whether this exchange is the last one of its phase in this epoch.
         saves: whether parties with checkpoints save a checkpoint before this exchange.
@@ -63,8 +63,8 @@ class Exchange:
 def own_rows(exchange: Exchange, held: np.ndarray) -> np.ndarray:
     """Return the indices of the rows of an exchange that a party has, int64, ascending.
 
-    If the party has only one row of a training batch, the result is empty, because batch
-    normalisation cannot use a single row.
+    If the party has only one row of a training batch with several rows, the result is empty,
+    because batch normalisation cannot use a single row.
 
     Args:
         exchange: an exchange, whose attribute `rows` names the rows.
@@ -246,7 +246,7 @@ class Verdict(IntFlag):
 
 
 class EarlyStopping:
-    """One party's part in early stopping on validation rows: it stores the best weights.
+    """One party's part in early stopping; with keep = "best", it stores the best weights.
 
     Only the label party can decide, because only it computes the validation metric. In its answer
     to the last validation query of an epoch, the label party sends the other parties one byte:
@@ -261,7 +261,7 @@ class EarlyStopping:
     Attributes:
         best_epoch: epoch with the best validation metric so far; 0 before the first validation of
             the training.
-        stopped: number of the epoch after which training stopped early; 0 while training continues.
+        stopped: number of the epoch after which training stopped early; 0 if it has not.
     """
 
     def __init__(

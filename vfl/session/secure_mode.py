@@ -543,8 +543,8 @@ class SecureMode:
     def window_frames(self, train: TrainSettings) -> int:
         """Return the largest number of unread frames in transit in one direction of a stream.
 
-        The result counts the training frames in flight, one query after them, and one message of
-        the handshake.
+        The result counts the training frames in flight, one query after them, and two more frames
+        as a reserve.
         """
         return train.in_flight + 3
 

@@ -49,7 +49,7 @@ SHORT = 80  #: a longer setting is replaced by a digest
 
 
 class PartyTerms(Settings):
-    """Terms about one feature party: width of its cut, bottom model, and branches."""
+    """Terms about one party with columns: width of its cut, bottom model, and branches."""
 
     width: int = Field(ge=1, le=65536)
     bottom: Spec
@@ -219,7 +219,7 @@ class Terms(Settings):
 
     @property
     def masks_cuts(self) -> bool:
-        """Return whether feature parties agree on pairwise keys in this session."""
+        """Whether the session has a secure mode other than "none", which hides single cuts."""
         return self.secure != "none"
 
     @property
@@ -291,7 +291,7 @@ class Terms(Settings):
             told: the requested names, each with the prefix `BESIDE` or `EXPLAIN`.
 
         Raises:
-            ConfigError: a name is not possible in this session.
+            ConfigError: a party to which columns shall be explained has no columns.
         """
         names = {
             "beside": [one.removeprefix(BESIDE) for one in told if one.startswith(BESIDE)],
@@ -320,9 +320,10 @@ class Terms(Settings):
         return self.model_dump(mode="json", exclude={"dp": {"key"}} if self.dp else None)
 
     def digest(self, *without: str) -> str:
-        """Return the SHA-256 of the terms.
+        """Return the SHA-256 of the terms, which is equal at parties with equal terms.
 
-        Two parties have the same digest if and only if their terms are equal.
+        Args:
+            without: names of settings that the digest leaves out.
         """
         left_out: dict[str, Any] = dict.fromkeys(without, True)
         # so that the digest equals the one of vfl versions that did not have [dp]

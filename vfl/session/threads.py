@@ -1,9 +1,9 @@
 """Number of threads that torch uses in a party's process: a fixed number, or the fastest one.
 
-By default, torch uses one thread. With one thread, results are the same bit for bit on every
-machine, however busy the machine is. With more threads, some sums are split among the threads, so
-that the last bits of results may differ. On a busy machine, several threads that wait for each
-other can need many times as long as a single thread.
+By default, torch uses one thread. With one thread, a repeated run on the same kind of processor
+gives the same results bit for bit, however busy the machine is. With more threads, some sums are
+split among the threads, so that the last bits of results may differ. On a busy machine, several
+threads that wait for each other can need many times as long as a single thread.
 """
 
 from __future__ import annotations

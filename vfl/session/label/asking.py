@@ -28,8 +28,8 @@ from vfl.session.exchange import SUM, CutAggregator
 from vfl.session.label.party import Progress
 from vfl.session.serving import Peeked, Refused, refusals, request
 
-#: Largest number of parties for which contributions are computed: each subset of the parties needs
-#: one forward pass of the top model.
+#: Largest number of parties for which contributions are computed: each subset of the parties adds
+#: one row to a forward pass of the top model.
 _MOST_EXPLAINED = 8
 _REFERENCE_ROWS = 32
 #: Errors that mean the loss of a party, and codes of the errors with which a connected party ends
@@ -56,11 +56,12 @@ class Answer:
     """The answer to a query of some rows.
 
     Attributes:
-        outputs: outputs for the rows: logits of classes or numbers, axes (rows, outputs).
+        outputs: outputs for the rows: logits of classes (with calibration, logarithms of the
+            probabilities) or numbers, axes (rows, outputs).
         cuts: cuts by party, or under the key `SUM` the sum of the feature parties' cuts; each with
             axes (rows, width).
-        missing: for each row, the parties whose cut was replaced by a learned vector; None if the
-            service allows no missing party.
+        missing: for each row, the parties whose cut was replaced by a learned vector; None if no
+            party may be absent or lack rows.
         remarks: further values that the model returns for each row, by name, such as the points of
             a scorecard; see `WholeNetwork.remarks`.
     """
@@ -309,8 +310,9 @@ class ServingParty:
             row: index of the row among the queried rows.
 
         Returns:
-            The Shapley values by party, axes (outputs,) each; empty if only a sum of cuts is known,
-            or if there are too many parties.
+            The Shapley values by party, axes (outputs,) each. The result is empty if only a sum of
+            cuts or a middle party's output is known, if a party is absent, or if there are too many
+            parties. It is also empty before the first call of `refer_to`.
         """
         if (told := self.label.contributions(row)) is not None:
             return dict(told)

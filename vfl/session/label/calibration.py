@@ -107,7 +107,7 @@ def platt(logits: np.ndarray, target: np.ndarray) -> tuple[float, float]:
 
 
 class Curve(nn.Module):
-    """A non-decreasing curve that corrects the probability of one class."""
+    """A curve that corrects the probability of one class."""
 
     name: ClassVar[str]
 
@@ -199,7 +199,7 @@ class Calibration(nn.Module):
         self.curves = nn.ModuleList(CURVES[how]() for _ in range(1 if classes == 2 else classes))
 
     def fit(self, logits: Tensor, codes: Tensor) -> None:
-        """Fit every curve; fit no curve if a class has too few rows or an output is not finite.
+        """Fit every curve; fit no curve if a class has no row or an output is not finite.
 
         Args:
             logits: logits of rows on which the model was not trained, axes (rows, classes).
@@ -211,7 +211,9 @@ class Calibration(nn.Module):
         for curve in self.curves:  # curves that a warm start loaded belong to other weights
             curve.load_state_dict(CURVES[self.how]().state_dict())
         if missing or not torch.isfinite(logits).all():
-            why = f"lack {missing} of {classes} classes" if missing else "have no finite outputs"
+            why = "have outputs that are not finite"
+            if missing:
+                why = f"lack {missing} of {classes} classes"
             self.doubts = [f"probabilities are not calibrated: the {rows} validation rows {why}"]
             return
         if self.how == "isotonic" and rows < _ISOTONIC_ROWS:

@@ -1,8 +1,9 @@
 """Rows that a feature party lacks: the label party uses a learned vector in place of their cuts.
 
 The feature party sends cuts (cut-layer activations) of the rows that it has, and receives the
-gradients of these cuts; if it has no row of an exchange, it sends nothing. Both parties know from
-the aligned ids which rows are missing, so no message names these rows.
+gradients of these cuts; if it has no row of an exchange, or only one row of a training batch, it
+sends nothing. Both parties know from the aligned ids which rows are missing, so no message names
+these rows.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class PartialCuts(CutAggregator):
                 at = at[:0]
             elif len(at):
                 cut = self._one(name, end, exchange, exchange.rows[at])
-            elif not exchange.trains:  # it may contain a decision of early stopping
+            elif not exchange.trains:  # the party waits for the answer to every query
                 self._confirm(end, exchange)
             found[name] = self._missing.filled(name, cut, torch.from_numpy(at), rows)
         return found

@@ -106,11 +106,11 @@ class Task(nn.Module):
         return outputs
 
     def calibrated(self, answers: Tensor) -> Tensor:
-        """Calibrate answers; the label party reports only calibrated answers."""
+        """Calibrate answers; without calibration, return them unchanged."""
         return answers if self.calibration is None else self.calibration(answers)
 
     def own_units(self, loss: float) -> float:
-        """Convert a loss value to the unit of the labels."""
+        """Convert a loss to the unit of the labels; the unit of a squared error is its square."""
         return loss
 
     def evidence(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -161,7 +161,8 @@ class Regression(Task):
     """Regression: a loss function of standardised labels, (label - mean) / standard deviation.
 
     The top model therefore learns numbers with mean 0 and standard deviation 1, whatever the unit
-    of the labels. All reported values, including losses, are in the unit of the labels.
+    of the labels. Reported predictions and metrics are in the unit of the labels; see `own_units`
+    for losses.
 
     Args:
         loss: loss function to minimise; None is the mean squared error.
@@ -258,8 +259,8 @@ def training_weights(
     tensor([0.6667, 0.6667, 0.6667, 2.0000])
 
     Raises:
-        DataError: the number of weights differs from the number of rows, or weights are negative,
-            not finite, or all 0.
+        DataError: the number of weights differs from the number of rows, a weight is negative or
+            not finite, or the weights of all training rows are 0.
     """
     if row_weights is None and class_weight == "none":
         return None
@@ -309,9 +310,9 @@ def _check_weights(row_weights: Tensor, rows: int, train: Tensor) -> None:
 class Meter:
     """Accumulates the batches of one phase, and reports metrics over all rows of these batches.
 
-    In training, a meter computes only the loss and a cheap metric: the accuracy or the root of the
-    mean loss. In any other phase, it stores the outputs and labels that the task needs until the
-    phase ends, and then computes all metrics of the task.
+    In training, a meter computes only the loss and a cheap metric: the accuracy, or for the squared
+    error the root of the loss. In any other phase, it stores the outputs and labels that the task
+    needs until the phase ends, and then computes all metrics of the task.
 
     Args:
         task: task that interprets the outputs.
@@ -358,7 +359,7 @@ class Meter:
         return cls(task, phase, **{name: copy(value) for name, value in state.items()})
 
     def figures(self) -> dict[str, float]:
-        """Return the metrics by name, in the unit of the labels; empty if no row was added."""
+        """Return the metrics by name; empty if no row was added."""
         if not self.rows:
             return {}
         loss = self.task.own_units(self.loss / self.weight) if self.weight else 0.0
@@ -393,9 +394,10 @@ class Meter:
         return torch.cat([self.task.calibrated(one) for one in self.evidence])
 
     def scored(self, *, calibrated: bool = True) -> Scored | Guessed | Residuals | None:
-        """Return counts of the rows by score.
+        """Return counts of the rows by score; for a regression, the residuals.
 
-        The result is None in training, and with more than `FEW_CLASSES` classes.
+        The result is None in training, with more than `FEW_CLASSES` classes, and if an output is
+        not finite.
         """
         if not self.evidence or isinstance(self.task, ManyClasses):
             return None
@@ -425,8 +427,8 @@ class Progress:
         asked_steps, asked_rows: number of exchanges that evaluate or predict, including those
             during a training, and number of rows in these exchanges.
         history: one record of metrics for each epoch.
-        ended: meters of the test rows, and of the validation rows for the best weights; a resumed
-            run has the meter of the validation rows only if the task calibrates.
+        ended: meters of the test rows, and of the validation rows for the weights that are the
+            final weights so far; a checkpoint contains the latter only if the task calibrates.
     """
 
     def __init__(self, task: Task, ledger: Ledger, on_epoch: Callable[[EpochRecord], None]) -> None:
@@ -479,7 +481,7 @@ class Progress:
             epoch: number of the epoch, from 1.
             seconds: duration of the epoch in seconds.
             more: further entries of the epoch's record.
-            stays: whether the weights at the end of this epoch are the best so far.
+            stays: whether the weights at the end of this epoch are the final weights so far.
         """
         record: EpochRecord = {"epoch": epoch, "steps": self.train_steps}
         for phase, meter in self._meters.items():
@@ -612,7 +614,7 @@ class AnyLabelParty:
             `WholeNetwork.remarks`.
         tested: calibrated answers for the test rows, one tensor for each batch.
         progress: counters of this session.
-        doubts: warnings about the fit of the party's calibration curves.
+        doubts: warnings about the calibration of the party's predictions.
     """
 
     def __init__(
@@ -759,7 +761,7 @@ class AnyLabelParty:
         """Store the outputs of queried rows, or add them to the metrics.
 
         After the last validation query of an epoch, the method returns the decision of early
-        stopping.
+        stopping, if the settings require one; otherwise None.
         """
         self.progress.asked(len(exchange.rows))
         if self.terms.mode == "train" and exchange.phase == "test":
@@ -831,6 +833,10 @@ class LabelParty(AnyLabelParty):
         SpecError: a plug-in does not fit the terms, or the defense is not defined for this kind of
             label.
         ExposedCutError: the secure mode would not hide the cuts of single parties.
+        PrivacyError: the guarantee of [dp] does not hold with these settings.
+        ConfigError: the inputs cannot be augmented in this session.
+        DataError: the terms list columns of the label party, but it has none; or the weights of
+            rows are not valid.
 
     Attributes:
         next_step: number of the next exchange.
@@ -892,7 +898,7 @@ class LabelParty(AnyLabelParty):
     ) -> MissingCuts | None:
         """Combine the models of this party in one module on the party's device.
 
-        Return the learned vectors for rows that parties lack; None if no row is missing.
+        Return the learned vectors for rows that parties lack; None if parties may lack no rows.
         """
         terms, defense = self.terms, self._defense
         self.model = nn.ModuleDict({"top": top})
@@ -918,9 +924,10 @@ class LabelParty(AnyLabelParty):
         return missing
 
     def _private_half(self, objective: Objective) -> PrivateHalf | None:
-        """Build the DP-SGD object for the weights that this party trains; None without [dp].
+        """Build the DP-SGD object for the weights that this party trains.
 
-        The model's output for one row must not depend on other rows.
+        The result is None without [dp] or without such weights. With [dp], and if the defense
+        requires it, the model's output for one row must not depend on other rows.
         """
         data, terms = self.data, self.terms
         shapes = [
@@ -938,8 +945,8 @@ class LabelParty(AnyLabelParty):
     def _take_labels(self, labels: Tensor, objective: Objective) -> None:
         """Prepare the labels for the training, and fit the task's state to them.
 
-        All labels are copied into memory only if the task or the defense reads all of them: a large
-        table's labels may need too much memory.
+        All labels are copied into memory only if the task, the defense or balanced class weights
+        need all of them: a large table's labels may need too much memory.
         """
         train = torch.from_numpy(self.data.split.train)
         if defenses.uses(self._defense, "counts"):

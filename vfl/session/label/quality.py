@@ -1,7 +1,8 @@
 """Quality of predictions: the metrics of scikit-learn, over all rows of a phase (validation, test).
 
-A metric that is undefined for these rows is omitted: AUC if a class has no rows, R2 if all labels
-are equal, and every metric if an output is not finite.
+A metric that is undefined for these rows is omitted: AUC if a class has no rows, F1 of two classes
+if the second class is neither true nor predicted, and R2 if all labels are equal. If an output is
+not finite, all metrics except a classification's accuracy are omitted.
 
 With many classes, the outputs of all rows of a phase need too much memory, and computing one AUC
 for each class takes too long. `reduced` therefore stores three numbers for each row, from which
@@ -64,7 +65,8 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
 def brier_score(logits: Tensor, codes: Tensor) -> float:
     """Return the mean squared error of probabilities (Brier 1950).
 
-    For two classes, only the probability of the second class counts.
+    For two classes, only the probability of the second class counts. For more classes, the squared
+    errors of a row's classes are summed.
 
     Args:
         logits: logits, axes (rows, classes).

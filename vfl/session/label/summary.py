@@ -123,13 +123,13 @@ def traffic_figures(
 
 
 def guess_of(data: PartyData) -> dict[str, float]:
-    """Return the metrics of the best constant prediction for the test rows.
+    """Return the metrics of a constant prediction for the test rows.
 
     Returns:
-        For a classification, the number of classes, `accuracy` (the fraction of rows of the most
-        frequent class) and `auc`. For a regression, `rmse` of a constant prediction: the mean label
-        of the training rows. The result is empty without labels or test rows, and for a regression
-        also without training rows.
+        For a classification, the number of classes, `accuracy` (the fraction of test rows that have
+        their most frequent class) and `auc`. For a regression, `rmse` of a constant prediction: the
+        mean label of the training rows. The result is empty without labels or test rows, and for a
+        regression also without training rows.
     """
     if data.labels is None or not len(data.split.test):
         return {}
@@ -253,8 +253,8 @@ def write_predictions(
     """Write the prediction table atomically to a CSV file that only its owner can read.
 
     Each kind of remark (additional result of a row) has a column; several remarks of one kind on a
-    row share a cell, divided by a separator. If a spreadsheet program would take an id or a class
-    name for a formula, an apostrophe is put before it.
+    row share a cell, divided by a separator. If a spreadsheet program would take a text, such as an
+    id or a class name, for a formula, an apostrophe is put before it.
     """
     before = torch.cat(list(uncalibrated)) if uncalibrated else None
     table = prediction_table(data, torch.cat(list(outputs)), classes, before)

@@ -9,8 +9,8 @@ gradient that a single rank would compute, even if the ranks have different numb
 `DistributedDataParallel` averages gradients instead, which is correct only if all ranks have equal
 numbers of rows. `DistributedDataParallel` also expects a single backward pass from one loss, but a
 split model has two backward passes (Li et al. 2020, PyTorch Distributed, section 3.1). This module
-therefore uses only the operation on which `DistributedDataParallel` is built: one all-reduce per
-step, with gloo, or with NCCL between GPUs.
+therefore uses only the operation on which `DistributedDataParallel` is built: an all-reduce of the
+gradients in each step, with gloo, with NCCL between GPUs, or over streams between machines.
 
 Batch normalisation computes its statistics over the rows of all ranks, in the forward and the
 backward pass, like torch's `SyncBatchNorm`, which supports only GPUs. Other layers that combine
@@ -78,8 +78,9 @@ class TorchGroup:
 
     Args:
         party: party of the ranks, for error messages.
-        group: a gloo group, for everything except gradients.
-        of_weights: group for the gradients; with GPUs, it is an NCCL group.
+        group: a gloo group.
+        of_weights: group for sums of tensors on GPUs, such as gradients; with GPUs, it is an NCCL
+            group if NCCL is available. None uses `group`.
     """
 
     def __init__(self, party: str, group: Any, of_weights: Any = None) -> None:
@@ -107,8 +108,8 @@ class TorchGroup:
 class Ranks:
     """One rank (process) of a party, with its group; without arguments, the party's only rank.
 
-    Every method except `share` is collective: all ranks of the party must call it at the same
-    point.
+    Every method except `share` and `together` is collective: all ranks of the party must call it at
+    the same point.
 
     Args:
         party: party to which the ranks belong, for error messages.

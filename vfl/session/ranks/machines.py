@@ -85,7 +85,8 @@ class RanksKey:
         """Read the key in a party's `node.ranks_key`.
 
         Raises:
-            MissingDataError, DataError: the file is missing, or other users may read it.
+            MissingDataError, DataError: the file is missing, other users may read it, or it
+                contains no key.
         """
         path = party.beside(party.node.ranks_key)
         fix = (
@@ -362,11 +363,11 @@ def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[
     Args:
         party_file: the party's own configuration file on this machine.
         rank: number of this rank, from 1.
-        say: function that receives a message when the rank is ready.
+        say: function that receives a message when rank 0's order has arrived.
 
     Raises:
-        AuthenticationError: rank 0 has a different ranks' key, or another process with this rank's
-            number is already connected.
+        AuthenticationError: rank 0 has a different ranks' key, the session has fewer ranks, or
+            another process with this rank's number is already connected.
         LostRankError: rank 0 has ended.
     """
     party = read_party_file(party_file)

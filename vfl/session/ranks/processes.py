@@ -504,7 +504,7 @@ def store_at(place: str, size: int, patience_s: float) -> Any:
 
 
 def device_of(device: str, rank: int) -> str:
-    """Return the device of a rank; with "cuda", the ranks use the machine's GPUs in turn.
+    """Return the device of a rank; with "cuda", rank r of a machine uses the machine's GPU r.
 
     >>> device_of("cpu", 1), device_of("cuda:3", 1)
     ('cpu', 'cuda:3')

@@ -31,7 +31,7 @@ _COMMITTED = "committed.json"
 class Checkpoints:
     """One party's checkpoints of one run.
 
-    Every file has an authentication tag and is written atomically.
+    Every file contains its SHA-256, which shows damage but no forgery, and is written atomically.
 
     Args:
         folder: folder of the checkpoint files.
@@ -69,10 +69,10 @@ class Checkpoints:
         """Load the state before exchange `step`.
 
         Raises:
-            CheckpointError: the checkpoint is missing or damaged, or belongs to a different party
-                or run; an older checkpoint may be undamaged.
-            RunFolderError: the checkpoint has a different format or version, or belongs to a
-                session with different terms.
+            CheckpointError: the checkpoint is missing or damaged, has a different format, or
+                belongs to a different party or run; an older checkpoint may be undamaged.
+            RunFolderError: another version of vfl wrote the checkpoint, or the checkpoint belongs
+                to a session with different terms.
         """
         path = self._path(step)
         try:

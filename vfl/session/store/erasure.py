@@ -96,7 +96,7 @@ KEPT = (
         "the file, which also contains the keys, is removed",
     ),
     Kept("store/alignments/_asked.json"),
-    Kept(f"{_PART}rows.sealed", "keyed digests of ids", "its digest is overwritten"),
+    Kept(f"{_PART}rows.sealed", "keyed digests of ids", "the rows' digests are overwritten"),
     Kept(f"{_RUN}{PREDICTIONS}", "ids and predictions", "the line of each row is removed"),
     Kept(f"{_PART}{PREDICTIONS}", "ids and predictions", "the line of each row is removed"),
     Kept(
@@ -110,7 +110,11 @@ KEPT = (
         "cuts and gradients by row",
         "the traces of runs that used the rows are removed",
     ),
-    Kept(f"{_PART}checkpoints/**", _LEARNED, "the checkpoints of its ended runs are removed"),
+    Kept(
+        f"{_PART}checkpoints/**",
+        _LEARNED,
+        "the checkpoints of ended runs that used the rows are removed",
+    ),
     Kept(f"{_PART}weights.safetensors", _LEARNED),
     Kept(f"{_PART}encoder.json", "means, edges and categories of columns"),
     Kept(f"{_PART}bins.json", "edges and counts of columns"),
@@ -122,7 +126,7 @@ KEPT = (
     Kept(f"{_RUN}report.html", "digests (SHA-256) of messages about many rows"),
     Kept(f"{_RUN}**", "figures of many rows"),
     Kept("store/sessions/*.sent", "digests (SHA-256) of sent values of many rows"),
-    Kept("store/sessions/*.shown", "keyed digests of ids", "its digest is overwritten"),
+    Kept("store/sessions/*.shown", "keyed digests of ids", "the rows' digests are overwritten"),
     Kept("store/sessions/**", "counts"),
     Kept("store/clients/**", "counts"),
     Kept("store/secret*"),
@@ -146,9 +150,9 @@ class Forgotten:
 
     Attributes:
         asked: number of different ids that the caller asked to forget.
-        found: number of rows in the party's tables that have one of these ids.
-        in_table: number of these rows that are still in the party's own table, because the caller
-            did not request a change of the table.
+        found: number of rows in the party's table that have one of these ids.
+        in_table: number of rows with one of these ids that are still in the party's table and in
+            its table to predict, because the caller requested no change of the tables.
         alignments: number of rows removed from each alignment; keys contain the alignment's name
             and the kind of table.
         runs: for each run, the numbers of erased rows with which the run was trained, validated and
@@ -236,8 +240,8 @@ def forget(party: PartyFile, ids: Sequence[str], *, rewrite: bool = False) -> Fo
         rewrite: whether to remove the rows from the party's own CSV or Parquet file, too.
 
     Raises:
-        UserError: the party's table is in a database or an object store, which vfl cannot change.
-        DataError: the table cannot be read, or vfl cannot write it without changing other rows.
+        UserError: with `rewrite`, a table is no CSV or Parquet file, or has several rows of one id.
+        DataError: a table cannot be read, or vfl cannot write it without changing other rows.
     """
     wanted = _Wanted.of(party, ids)
     tables = {"source": _Table.of(party, predicted=False, wanted=wanted)}
@@ -273,7 +277,7 @@ def _forget_runs(
 ) -> tuple[dict[str, Mapping[str, int]], list[str], int, list[str], list[str]]:
     """Erase rows from the party's runs.
 
-    Return values for the fields of `Forgotten`, by field name.
+    Return the last five fields of `Forgotten`, in their order.
     """
     runs, unknown, traces, at_work, cut_out = dict[str, Mapping[str, int]](), [], [], [], 0
     for run in sorted((party.store_path / "runs").glob("*")):
@@ -324,7 +328,7 @@ class _Wanted:
         """Add the spellings of these ids in tables, and the stored forms of numeric ids.
 
         Args:
-            tables: for each table, the spellings of all its ids.
+            tables: for each table, the spellings of those of its ids that are to be forgotten.
         """
         for spelled in tables:
             self.plain |= {one.replace(_UNIT, " ") for one in spelled}
@@ -341,7 +345,7 @@ class _Table:
 
     Attributes:
         gone: positions in the table of the rows to remove, ascending.
-        spelled: ids of all rows, as the table spells them.
+        spelled: ids of the rows to remove, as the table spells them.
         before, after: digests of all ids in the table's order, before and after the removal.
     """
 
@@ -453,7 +457,7 @@ def _forget_run(
 ) -> Mapping[str, int] | None:
     """Overwrite the digests of these rows in a run's record.
 
-    Return how the run had used the rows.
+    Return how the run had used the rows; None if the run's files do not show it.
     """
     try:
         known = part.rows()

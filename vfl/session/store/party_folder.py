@@ -87,10 +87,11 @@ _DIGEST_ROWS = 1 << 14  # number of rows of a table on disk that are in memory a
 class PartyFolder:
     """Reads and writes one party's files of one run; these files never leave the party.
 
-    The record (`party.json`) names the run and contains the digest of the weights, and all files
-    have an authentication tag: a `PartyFolder` refuses a folder of another party, and a folder with
-    files of two runs. The user may move the folder to another machine. `card.json` describes the
-    party's part of the model for human readers, and contains no row, no category and no weight.
+    The record (`party.json`) names the run and contains the digest of the weights. All files that a
+    later session needs are sealed with party and run (see `vfl.core.storage`): a `PartyFolder`
+    refuses a folder of another party, and a folder with files of two runs. The user may move the
+    folder to another machine. `card.json` describes the party's part of the model for human
+    readers, and contains no row, no category and no weight.
 
     Args:
         path: the party's folder in the run's folder; its name is the party's name.
@@ -383,7 +384,8 @@ class PartyFolder:
             data: the rows of the present table, encoded by the encoder of the training.
 
         Raises:
-            TrainedRowsError: no test row is left, or the record of the training's rows is missing.
+            TrainedRowsError: no test row is left; or the rows have changed, and vfl cannot
+                recognise the rows of the training.
             DataError: some labels have classes that did not occur in the training.
         """
         data, known = self.in_own_classes(data), self.rows()
@@ -493,7 +495,11 @@ class PartyFolder:
             )
 
     def in_own_classes(self, data: PartyData) -> PartyData:
-        """Return the same rows, with each label as its class code in the training."""
+        """Return the same rows, with each label as its class code in the training.
+
+        Raises:
+            DataError: some labels have classes that did not occur in the training.
+        """
         learned = self.classes()
         if data.labels is None or data.classes is None or data.classes == learned:
             return data
@@ -652,7 +658,9 @@ def own_data(party: PartyFile, terms: Terms, task: str = "") -> PartyData:
 
     Raises:
         DataError: see `vfl.datasets.load_own`.
-        RunFolderError: the session is a prediction, but this party has no part of the trained run.
+        TrainedRowsError: the session is an evaluation, and no row may be tested.
+        RunFolderError: the session needs a trained run, and this party has no part of it.
+        DisagreementError: see `earlier_folder`.
     """
     own, table, test = party.table, own_table(party), terms.test
     mode = secure_mode.make(terms.secure)
@@ -717,8 +725,9 @@ def _evaluated_rows(
     """Keep only rows on which this run, and all runs compared with it, may be tested.
 
     Raises:
-        TrainedRowsError: some rows are left out, and the session has a middle party, which cannot
-            compute which rows remain.
+        TrainedRowsError: no row may be tested; or the table has changed since the training, or runs
+            are compared, and the session has a middle party, which cannot compute which rows
+            remain.
     """
     may_test = [
         PartyFolder(party.run_path(other) / "parties" / party.party).may_test(data)
@@ -886,7 +895,7 @@ def _own_log(party: PartyFile, folder: Path) -> SessionLog:
 def trained_digests(party: PartyFile, data: PartyData) -> np.ndarray:
     """Return keyed digests of the training rows, for comparison between sessions, uint64.
 
-    If rows have no ids, the digests are computed from the rows' positions in one fixed order.
+    If rows have no ids, a digest is computed from the row's position and the digest of the order.
     """
     rows, order = data.split.train, data.ids_digest.hex()
     places = rows if data.ids is None else data.ids[rows]
@@ -932,12 +941,12 @@ def own_augment(party: PartyFile, data: PartyData | None) -> Augment | None:
 
 
 def own_secret(party: PartyFile, entry: Entry) -> Secret:
-    """Return this party's secret for a run name; no two sessions draw the same numbers.
+    """Return this party's secret for a run name; two run names never draw the same numbers.
 
     The secret is derived from the store's secret, which the operating system generated at first
     use, and from the ledger's entry for the run name: the label party can choose the name, but not
     the random nonce in the entry. For reproducible experiments, the owner can place a secret file
-    in the store; this secret is then used unchanged in every run.
+    in the store; all runs then use this secret unchanged, and draw the same numbers.
     """
     lasting = _lasting_secret(party)
     injected = (party.store_path / INJECTED_SECRET).exists()

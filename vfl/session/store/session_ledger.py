@@ -11,15 +11,15 @@ or predict with the trained model.
 The ledger writes an entry to disk before the party sends any message that depends on the entry's
 nonce. Before an epoch begins, the ledger also writes the largest possible spending of this epoch to
 disk. When the session ends, the recorded spending is replaced by the actual spending, but not if
-the process was killed. If a party draws protective noise or masks in a training, a journal beside
-the entry records its messages (`vfl.session.store.journal`): a training that is resumed or
-restarted can only send the same messages again.
+the process was killed. If a party draws protective numbers in a training (see `notes`), a journal
+beside the entry records its messages (`vfl.session.store.journal`): a training that is resumed or
+restarted sends an earlier message only unchanged.
 
 If exact statistics of two sets of rows are disclosed, and the sets differ in few rows, the
 statistics disclose values of these few rows. For a session with exact statistics, the ledger
-therefore stores keyed digests of the session's training rows. A later session is refused if its
-training rows differ from the stored rows in fewer rows than the party's own minimum; equal sets of
-rows are allowed.
+therefore stores keyed digests of the session's training rows. A later session may not disclose
+exact statistics if its training rows differ from the stored rows in fewer rows than the party's own
+minimum; equal sets of rows are allowed.
 
 The ledger appends each event to its log (`vfl.session.store.session_log`), which other parties can
 verify.
@@ -111,7 +111,7 @@ class Entry(Settings):
             once; None if the defense states no epsilon.
         training_only: whether the defense states the epsilon for training rows only, and not for
             queries.
-        noted: least number of exchanges that the journal of the training must have; fewer show that
+        noted: least number of records that the journal of the training must have; fewer show that
             the journal is an older copy.
         received: for each peer, the number of exchanges up to and including the last one that this
             party received in the training.
@@ -141,9 +141,9 @@ class Entry(Settings):
 
     @property
     def passes(self) -> int:
-        """Number of times that the same row was sent under this run name.
+        """Upper bound of the number of times that the same row was sent under this run name.
 
-        The number is the maximum over all rows.
+        The bound is the sum of `Spent.passes` over the modes.
         """
         return sum(each.passes for each in self.spent.values())
 
@@ -193,14 +193,14 @@ class Meter:
 
     Attributes:
         rows, passes, statistics, bytes: spending so far; see `Spent`.
-        most: largest possible spending of the next epoch; the field `passes` of this value is not
-            used.
+        most: largest possible spending of the next epoch, in a service of the next block of
+            requests. Its field `passes` is 0 for an epoch, whose pass is counted when it begins.
         counted: last epoch whose passes earlier sessions have counted, if this session sends the
             same messages as these sessions; None if the messages of a repeated epoch may differ.
         trained: function that returns keyed digests of the training rows whose exact statistics are
             disclosed, uint64.
-        reserve: function that is called before an epoch begins; it records the epoch's largest
-            spending.
+        reserve: function that is called before an epoch begins, and before statistics are
+            disclosed; it records the largest spending until its next call.
         standing: object with counters of sent and received frames, which is also called for every
             frame; see `Standing`.
     """
@@ -308,9 +308,10 @@ class SessionLedger(Spending[Entry]):
 
         Raises:
             DisagreementError: the name is bound to other terms; or the session needs a trained run
-                and there is none; or the session begins a training whose name has ended.
+                and there is none; or the session begins a training whose name has ended; or the
+                store was restored from a copy that was made during the training.
             ConsentError: the session would spend more than the party's limits allow.
-            RunFolderError: the entry is damaged, or the journal of the training is missing.
+            RunFolderError: the entry is damaged.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with locked(self.folder, math.inf):
@@ -388,10 +389,11 @@ class SessionLedger(Spending[Entry]):
 
         Yields:
             the entry of the run name, the meter, and the journal of messages (None if the party
-            draws no protective noise or masks in a training).
+            needs no journal; see `notes`).
 
         Raises:
-            DisagreementError, ConsentError, RunFolderError: see `begin`.
+            DisagreementError, ConsentError: see `begin`.
+            RunFolderError: the entry or the journal is damaged, or the journal is missing.
         """
         with self.refusing(terms):
             entry = self.begin(terms, start)
@@ -464,7 +466,7 @@ class SessionLedger(Spending[Entry]):
         """Replace the recorded spending of a session by the present spending of its meter.
 
         Raises:
-            ConsentError: the spending would exceed the party's limit.
+            ConsentError: the spending would exceed a limit of the party; see also `Meter.show`.
         """
         with locked(self.folder, math.inf):
             entry = self._found(terms.run)

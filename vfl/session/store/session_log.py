@@ -67,8 +67,8 @@ class Line(Settings):
         number: number of the line, from 1.
         at: time of writing, ISO 8601 in UTC.
         party: name of the party that owns the log.
-        event: kind of event. If a party's file has changed, a "consent" line precedes the next
-            session.
+        event: kind of event. If a party's file has changed, a "consent" line precedes the line of
+            the next event.
         before: SHA-256 of the previous line; zeros in the first line.
         key: SHA-256 of the public key that verifies the signature; empty without a signature.
         consent: SHA-256 of the party's own configuration file, which allowed or forbade the
@@ -77,11 +77,12 @@ class Line(Settings):
             of the agreed terms. For the events "added", "removed" and "accepted", `parties` is the
             party that was added, removed or accepted; for "renamed", the party's old and new name.
         rows, passes, statistics, bytes_up, bytes_down: counts of rows, passes over the rows,
-            disclosed statistics and bytes that the session spent; see `Spent`.
+            disclosed statistics and bytes that the session spent; see `Spent`. For the events
+            "forgotten" and "withdrawn", `rows` is the number of erased rows.
         epsilon: epsilon that the session spent on one row's inputs; None if the defense states no
             epsilon.
         outcome: end of the session, or reason of the refusal: "well" after a complete session,
-            otherwise the code and text of an error.
+            otherwise the code and text of a vfl error, or the type of another error.
         heads: heads of the other parties' logs, as these parties announced them in the session.
         settings: for "consent": the settings of [consent] that differ from their defaults.
     """

@@ -1,4 +1,4 @@
-"""Spending and consent of a party on disk: the common base of the ledgers of sessions and products.
+"""Privacy spending of a party on disk: the common base of the ledgers of sessions and products.
 
 The ledger adds the spending of messages to the file of a run name before the messages are sent. A
 folder itself cannot show that it was restored from an earlier copy; the counters of the folder's
@@ -111,9 +111,10 @@ class Spending(Generic[Kept]):
         return sum(one.spent_epsilon or 0.0 for one in self.entries())
 
     def give_up(self) -> None:
-        """After a restore of the store, mark all running entries as ended.
+        """After a restore of the store, end every entry that may have spent more than it records.
 
-        The caller has the lock.
+        The ledger then refuses to spend more under the name of such an entry. The caller has the
+        lock.
         """
 
     def _files(self) -> Iterator[Path]:

@@ -237,7 +237,7 @@ class Standing:
     Args:
         witness: the counters of the store on disk.
         party: this party.
-        run: name of the session.
+        run: name of the session's run.
         noted: function that returns the number of exchanges that the party's journal covers; see
             `Announcement.noted`.
         received: for each peer, the number of exchanges of this training that the peer sent in
@@ -321,7 +321,7 @@ class Standing:
                 where=f"journal of party '{peer}'",
                 got=f"a journal up to exchange {announced.noted}",
                 want=f"a journal up to exchange {came}, which the party has sent",
-                fix="train under another name; this training would encrypt two different messages "
+                fix="train under another name; this training could send two different messages "
                 "under one nonce",
             )
         self._counts[peer], self.heads[peer] = announced.count, announced.head
@@ -330,6 +330,9 @@ class Standing:
         """Check and store the counter of a peer without a direct stream.
 
         The peer signed this counter.
+
+        Raises:
+            RolledBackError: the peer's store was restored from an older copy.
         """
         # the counter was compared with the one on disk, so a full disk need not end the session
         with suppress(StorageError):

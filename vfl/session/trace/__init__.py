@@ -1,8 +1,8 @@
 """The trace: a party's recording of the frames of one training, and functions that read a trace.
 
 Recording is disabled by default. A trace stores frames as the bytes that were sent, after
-compression and defense, and the row numbers of each frame; a party's trace contains only data that
-the party received or sent.
+compression and defense, and the row numbers of each frame; a party's trace contains only frames
+that the party received or sent, and snapshots of its own weights.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ Weights = Callable[[], Mapping[str, Tensor]]
 #: still arrive.
 _BEHIND = 64
 _ENDS = (Kind.GRAD, Kind.ACK)
-_KEPT = (Kind.CUT, Kind.GRAD, Kind.QUERY)  # an ACK frame contains no values
+_KEPT = (Kind.CUT, Kind.GRAD, Kind.QUERY)  # an ACK frame contains no cut and no gradient
 
 
 class Recorder:
@@ -211,6 +211,7 @@ def own_recorders(
     Raises:
         ConfigError: the party's file requests a trace, but some party lacks rows, or a party other
             than the label party receives cuts.
+        ExposedCutError: see `recorders_of`.
     """
     if terms.takers and party.trace.enabled:
         raise ConfigError(

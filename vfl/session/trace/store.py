@@ -166,8 +166,8 @@ class Replayed(Recorded):
     Attributes:
         phase: phase of the frame's exchange: train, validation or test.
         epoch: number of the epoch, from 1.
-        rows: for a frame with a cut, positions of the cut's rows in the aligned rows, int64, in the
-            cut's order.
+        rows: positions of the exchange's rows in the aligned rows, int64, in the order in which the
+            frame's cut or gradient contains them.
     """
 
     phase: str
@@ -252,7 +252,7 @@ class Entry(Settings):
     epoch: int | None = None
 
     def line(self, owner: str) -> str:
-        """Format the entry as a line of the index, with an authentication tag for `owner`.
+        """Format the entry as a line of the index, with a SHA-256 that also depends on `owner`.
 
         See `TraceHeader.owner`.
         """
@@ -307,7 +307,7 @@ class TraceHeader(Settings):
 
     @property
     def seal(self) -> Seal:
-        """Seal (authentication tag) of the header's file."""
+        """Seal of the header's file; see `vfl.core.storage`."""
         return Seal("trace", self.party, self.terms.run)
 
     @property
@@ -429,7 +429,7 @@ def _sealed(text: str, owner: str) -> str:
 
 
 def is_recorded(settings: TraceSettings, exchange: Exchange) -> bool:
-    """Return whether the settings select this exchange; test exchanges belong to the last epoch."""
+    """Return whether the settings select this exchange; `epochs` excludes no test exchange."""
     chosen = exchange.phase == "test" or not settings.epochs or exchange.epoch in settings.epochs
     return chosen and exchange.phase in settings.phases
 
