@@ -1,10 +1,10 @@
-"""A training step with several ranks per party, compared with one rank per party.
+"""A training step with several ranks or threads per party, compared with one of each.
 
 One feature party and the label party train on the same batches, over TLS on the loopback interface,
-with a process for each rank and one thread in each process. Trainings with one rank and with two
-ranks take turns, so that each ratio compares measurements that are close in time. Result rows show
-the median over the turns. In a step, the two parties work one after the other. So one rank per
-party keeps one core busy, and two ranks keep two cores busy.
+with a process for each rank and one thread in each process. Trainings with one rank, with one rank
+of two threads, and with two ranks take turns, so that each ratio compares measurements that are
+close in time. Result rows show the median over the turns. In a step, the two parties work one after
+the other. So one rank per party keeps one core busy, and two ranks keep two cores busy.
 
 The machine cannot run eight ranks at once, so the time of their step is computed as the sum of two
 measured times. The first is the CPU time of a step on an eighth of the batch in one rank. The
@@ -58,21 +58,23 @@ class RankRow:
     Attributes:
         model, batch_size: model and batch size of the workload.
         ranks: number of ranks of each of the two parties.
+        threads: number of torch threads of each rank.
         how: "measured" or "computed".
         cpu_ms: CPU time of the two parties' processes with the same rank number; these two
             processes work one after the other.
         collectives_ms: part of `cpu_ms` that messages between ranks take, summed over both parties;
             0 for one rank.
         wall_ms: median duration of a step at rank 0 of the label party; 0 for computed rows.
-        speed: speed relative to one rank, by wall time; for computed rows, by CPU time.
+        speed: speed relative to one rank of one thread, by wall time; computed rows use CPU time.
         work: CPU time of all processes, divided by the CPU time with one rank.
-        final_loss: training loss of the last epoch; equal for all numbers of ranks. The loss is 0
-            for computed rows.
+        final_loss: training loss of the last epoch, equal up to rounding for all numbers of ranks
+            and threads; 0 for computed rows.
     """
 
     model: str
     batch_size: int
     ranks: int
+    threads: int
     how: str
     cpu_ms: float
     collectives_ms: float
@@ -90,7 +92,7 @@ def bench_ranks(
     seed: int = 0,
     quick: bool = False,
 ) -> list[RankRow]:
-    """Measure a training step with one and two ranks per party, and compute it for eight ranks.
+    """Measure a step with one and two ranks or threads per party, and compute it for eight ranks.
 
     Args:
         names: names of workloads in `SHARED`.
@@ -111,15 +113,22 @@ def bench_ranks(
             for _ in range(2)
         ]
         for name in names:
-            harness.say(f"{name}: {repeats} x {steps} steps in one rank and in two")
+            harness.say(
+                f"{name}: {repeats} x {steps} steps in one rank, in two threads and in two ranks"
+            )
             turns = []
             for _ in range(repeats):
-                one, two, eighth = (
-                    _measure(ranks[:size], network, _job(which, seed, steps))
-                    for size, which in ((1, name), (2, name), (1, f"{name}_8th"))
+                one, threaded, two, eighth = (
+                    _measure(ranks[:size], network, _job(which, seed, steps, threads))
+                    for size, threads, which in (
+                        (1, 1, name),
+                        (1, 2, name),
+                        (2, 1, name),
+                        (1, 1, f"{name}_8th"),
+                    )
                 )
                 said = {size: collectives_ms(KNOWN[name], size, steps) for size in _COMPUTED}
-                turns.append(_Turn(one[0], two, eighth[0], said))
+                turns.append(_Turn(one[0], threaded[0], two, eighth[0], said))
             rows += _rows(KNOWN[name], turns)
     return rows
 
@@ -127,13 +136,21 @@ def bench_ranks(
 @dataclass(frozen=True, slots=True)
 class _Turn:
     one: _Step
+    threaded: _Step
     two: Sequence[_Step]
     eighth: _Step
     collectives: Mapping[int, float]
 
 
-def _job(workload: str, seed: int, steps: int) -> StepJob:
-    return StepJob(path="tls", workload=workload, seed=seed, warmup_steps=WARMUP_STEPS, steps=steps)
+def _job(workload: str, seed: int, steps: int, threads: int) -> StepJob:
+    return StepJob(
+        path="tls",
+        workload=workload,
+        seed=seed,
+        warmup_steps=WARMUP_STEPS,
+        steps=steps,
+        threads=threads,
+    )
 
 
 def _measure(
@@ -193,14 +210,14 @@ def _still(together: Callable[[Any], Any], part: nn.Module) -> Any:
 
 
 def _rows(workload: Workload, turns: Sequence[_Turn]) -> list[RankRow]:
-    """Return measured rows for one and two ranks, and computed rows for two and eight."""
+    """Return measured rows of one rank, two threads and two ranks; computed rows of more ranks."""
 
     def cpu(step: _Step) -> float:
         return sum(one.cpu_ms for one in step.values())
 
-    def row(ranks: int, how: str, **figures: float) -> RankRow:
+    def row(ranks: int, how: str, threads: int = 1, **figures: float) -> RankRow:
         rest = {"collectives_ms": 0.0, "wall_ms": 0.0, "final_loss": 0.0} | figures
-        return RankRow(workload.model, workload.batch_size, ranks, how, **rest)
+        return RankRow(workload.model, workload.batch_size, ranks, threads, how, **rest)
 
     def of_label(step: _Step) -> Measurement:
         return step[LABEL_PARTY]
@@ -215,6 +232,16 @@ def _rows(workload: Workload, turns: Sequence[_Turn]) -> list[RankRow]:
             speed=1.0,
             work=1.0,
             final_loss=of_label(turns[0].one).final_loss or 0.0,
+        ),
+        row(
+            1,
+            "measured",
+            threads=2,
+            cpu_ms=median(cpu(turn.threaded) for turn in turns),
+            wall_ms=median(of_label(turn.threaded).wall_ms for turn in turns),
+            speed=median(of_label(t.one).wall_ms / of_label(t.threaded).wall_ms for t in turns),
+            work=median(cpu(t.threaded) / one for t, one in zip(turns, whole, strict=True)),
+            final_loss=of_label(turns[0].threaded).final_loss or 0.0,
         ),
         row(
             2,
@@ -251,6 +278,7 @@ TABLE = harness.table(
     ("model", "<6", "model"),
     ("rows", ">5", "batch_size"),
     ("ranks", ">6", "ranks"),
+    ("threads", ">8", "threads"),
     ("  how", "<11", lambda row: f"  {row.how}"),
     ("CPU ms", ">9.1f", "cpu_ms"),
     ("collectives", ">12.2f", "collectives_ms"),

@@ -215,6 +215,7 @@ class StepJob(SessionJob):
         wan: network link of every party, for computed links.
         rank, ranks: rank of the process, and number of ranks of its party.
         meeting: folder in which the ranks of a party find each other.
+        threads: number of torch threads of each process.
     """
 
     path: Path
@@ -228,6 +229,7 @@ class StepJob(SessionJob):
     rank: int = 0
     ranks: int = 1
     meeting: str = ""
+    threads: int = 1
 
 
 class Measurement(Settings):
@@ -289,6 +291,7 @@ class Setup:
     """Rows, terms, initial weights and clock of one job."""
 
     def __init__(self, job: StepJob, now: Callable[[], float] = time.perf_counter) -> None:
+        torch.set_num_threads(job.threads)
         self.job = job
         self.workload = KNOWN[job.workload]
         whole = self.workload.experiment(job.seed, job.warmup_steps + job.steps)
