@@ -165,7 +165,7 @@ def test_who_learns_what_of_the_cuts_is_told(path):
     assert plan.of_experiment(path)["secure"] == "label sees every cut"
     told = plan.of_experiment(path, [*SUM, "secure=sum:bits=8"])["secure"]
     assert told.startswith("label learns the sum alone, unless it colludes")
-    assert told.endswith("0.25 x the bytes of float32, exact to 2^-4, values within 7.875")
+    assert told.endswith("0.25 x the bytes of float32, each value exact to 2^-4 and within 7.875")
 
 
 def test_shared_first_layers_are_planned_with_the_bytes_that_will_be_sent(path):
@@ -188,6 +188,7 @@ def test_a_third_partys_bytes_are_planned_too(path):
     overrides = [*SUM, *SGD, *bottoms, "secure=beaver:dealer=notary", "train.epochs=2"]
     facts = plan.of_experiment(path, [*overrides, "parties.right.width=8"])
     assert "unless notary, which deals, colludes with label or a feature party" in facts["secure"]
+    assert "or both holders of a layer's shares collude" in facts["secure"]
     experiment = read_experiment(path, [*overrides, "parties.right.width=8"])
     session = LocalSession(experiment, load_data(experiment), outputs=10).run()
     rows = [row for row in session.ledger.rows() if row.phase != CONTROL]

@@ -69,6 +69,14 @@ def test_values_of_every_holder_come_back(members):
     assert one == [None] * (len(values))
 
 
+def test_the_dealer_with_any_one_holder_knows_an_opened_tensor(members):
+    """This is the limit that the module's docstring and the promise of `pea` state."""
+    values = draw(5, 3)
+    *holders, dealer = members.run(lambda m: m.open(shared(m, values))[0])
+    for holder in holders:
+        assert torch.equal((holder.difference() + dealer.mask()) * 2.0**-BITS, exact(values))
+
+
 @pytest.mark.parametrize("operation", [torch.mul, matmul, inner])
 def test_products(members, operation):
     left = draw(6, 6, seed=1)

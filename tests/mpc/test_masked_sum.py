@@ -127,6 +127,16 @@ def test_options_that_make_no_ring_are_refused():
     Ring.of(8, 2, 16)
 
 
+@pytest.mark.parametrize("parties", [1, 2, 3, 5, 100])
+def test_the_error_states_the_most_fraction_bits_that_fit(parties):
+    with pytest.raises(BadOptionError) as caught:
+        Ring.of(16, 15, parties)
+    most = int(caught.value.want.split(",")[0].removeprefix("0 to "))
+    Ring.of(16, most, parties)
+    with pytest.raises(BadOptionError):
+        Ring.of(16, most + 1, parties)
+
+
 def test_a_payload_of_another_length_is_refused():
     ring = Ring.of(16, None, 2)
     with pytest.raises(TruncatedFrameError, match="masked payload"):

@@ -348,6 +348,7 @@ def test_what_everybody_learned_is_sizes_and_the_model():
     text = json.dumps(make("pea").promise(session.terms))
     assert "dealer sees no value" in text
     assert "norms of gradients" in make("pea:form=permuted").promise(session.terms)
+    assert "unless it colludes with a holder" in text
 
 
 def test_a_beginning_costs_its_part_of_the_budget(monkeypatch):

@@ -1,9 +1,9 @@
 """Messages between two parties, and counts of the bytes sent and of the values disclosed.
 
 A frame contains the number of its operation and raw ring elements, without a description: both
-parties of a link run one program and know the sizes of all messages in advance. The receiver
-therefore refuses a frame of another length or with another operation number, without reading the
-frame's elements.
+parties of a link run one program and know in advance the sizes of all messages, and of lists of
+indices the largest size. The receiver therefore refuses a frame of another length or with another
+operation number, without reading the frame's elements.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from vfl.mpc.shares import MovedIndices
 Shape = Sequence[int]
 _INDEX = np.dtype("<u4")
 _WORD = np.dtype("<i8")
-#: Largest number of bytes of early frames (frames of later operations) that one party stores until
-#: their operations begin.
+#: Largest number of bytes of early frames (frames of later operations) that one channel stores
+#: until their operations begin.
 _EARLY_BYTES = 1 << 28
 #: Mask of the operation number that a frame carries: the number modulo 2^32.
 _NUMBERS = 0xFFFFFFFF
@@ -182,8 +182,8 @@ class Channel:
 
         Args:
             shapes: axes of the tensors.
-            sizes: for each index list, in order, the number of elements of the tensor that it
-                indexes.
+            sizes: for each pair of index lists, in order, the number of elements of the tensor that
+                they index.
             number: number of the operation.
 
         Raises:
@@ -298,13 +298,13 @@ def split_payload(
 
 @dataclass(slots=True)
 class Leak:
-    """Values of one kind that one party learned in the computations of one layer.
+    """Values of one kind that one party learned in the computations of one layer or tensor.
 
     Attributes:
-        observer: party that learned the values: P0, P1 or P2.
-        what: kind of the values: "permuted values", "indices near the wrap-around", "result" or
-            "digest of row ids".
-        where: the layer in which the party learned them, or the party that owns the ids.
+        observer: party that learned the values, such as P0 or P2.
+        what: kind of the values, such as "permuted values", "indices near the wrap-around" or
+            "result".
+        where: the layer or the tensor whose computation disclosed the values.
         times: number of observations of such values.
         elements: number of real values (without dummies) over all observations; if `what` names
             index lists, number of revealed indices.

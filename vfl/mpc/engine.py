@@ -18,7 +18,7 @@ dealer. The protocols of this package differ from each other in these points:
                     holders that ask the dealer for functions of permuted values;
     with MACs       `vfl.mpc.many.authenticated`: every opened value is checked;
     dealt ahead     `vfl.mpc.three_party.fast` follows a program on shapes before values exist;
-    stored          `vfl.llm.two_party` keeps dealt numbers on disk until a question comes;
+    stored          `vfl.llm.two_party` keeps dealt numbers on disk until a question arrives;
     in one process  `vfl.mpc.many.members.Lockstep`: all parties at once, without messages.
 
 If one holder knows a factor x in plaintext, `one_way_product` computes the product. The holder of x
@@ -78,18 +78,20 @@ class Peer:
     def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
         """Agree on fresh keys for every pair of parties.
 
-        First, the parties check that all of them run the same program. The first party of a pair
-        draws 32 bytes from the operating system's random generator and sends them over the link,
-        which must be encrypted if it leaves the process. The keys are only in memory and end with
-        this object; a restarted party starts a new attempt with new keys.
+        The first party of a pair draws 32 bytes from the operating system's random generator and
+        sends them over the link, which must be encrypted if it leaves the process. The same message
+        has a digest of all terms, by which the parties check that all of them run one program. The
+        keys are only in memory and end with this object; a restarted party starts a new attempt
+        with new keys.
 
         Args:
             terms: settings that all parties must have in common, as JSON values.
             session: name of the session.
-            attempt: number of earlier attempts at the session, before each restart.
+            attempt: number of earlier attempts at the session.
 
         Raises:
             DisagreementError: another party has different terms.
+            ProtocolError: another party sent an unexpected message.
         """
         text = json.dumps([terms, self._record, session, attempt], sort_keys=True)
         digest = hashlib.sha256(text.encode()).digest()
@@ -214,7 +216,7 @@ class Engine(Peer):
     # Operations that share or reveal values.
 
     def reveal(self, shared: SharedTensor, where: str, to: int | None = None) -> Tensor | None:
-        """Reveal values to one party or to all holders.
+        """Reveal values to one holder or to all holders; in `three_party` also to the dealer.
 
         The result is float64, and None at parties that do not learn the values. The cost is 8 bytes
         per element and one round of messages.
@@ -222,7 +224,7 @@ class Engine(Peer):
         Args:
             shared: tensor whose values are revealed.
             where: name of the tensor in the ledger of leakage.
-            to: role number of the party that learns the values; None reveals them to all holders.
+            to: role number of the holder that learns the values; None reveals them to all holders.
         """
         total = self._revealed(self.next_number(), shared, to)
         if total is None:
@@ -396,13 +398,15 @@ class BeaverEngine(Engine):
     ) -> SharedTensor:
         """Divide by 2^shift; the result is rounded down, or is one unit higher.
 
-        The division takes 8 bytes per element and one round of messages.
+        In the prime field, the result may also be one unit lower than that. The division takes 8
+        bytes per element and one round of messages.
 
         Args:
             shared: values whose elements are below 2^62 in magnitude; in the prime field, below
                 2^59.
             shift: number of low bits to remove.
-            positive: whether the elements are in the range 0 to 2^63 instead of the signed range.
+            positive: whether the elements are from 0 to 2^63 - 1 (in the prime field 2^60 - 1)
+                instead of signed.
             below: whether to subtract one unit from the result, so that it never exceeds the exact
                 value.
         """

@@ -1,4 +1,4 @@
-"""Parties as threads of one process: for tests, for measurements and for `private`.
+"""Parties as threads of one process: for tests, measurements, `private` and whole simulations.
 
 A process that runs all parties protects no secret; only its messages are the same as in a session
 with separate processes. Each frame on the links between the threads carries a number: the length of
@@ -48,8 +48,8 @@ def together(
         played: for each party, its name, its program and its links.
 
     Raises:
-        VFLError: a party failed; this is the first error that occurred, which was reported to the
-            other parties.
+        Exception: a party's program failed; a cause is raised before the errors that it caused at
+            other parties. The other parties receive a `VFLError` without the text of other errors.
     """
 
     def one(name: str, program: Callable[[], _Result], links: Iterable[LocalLink]) -> _Result:
@@ -127,8 +127,7 @@ class Star:
         """Run each party's program in its own thread; the keys are the parties' names.
 
         Raises:
-            VFLError: a party failed; this is the first error that occurred, which was reported to
-                the other parties.
+            Exception: a party failed; see `together`.
         """
         ends = {name: [link] for name, link in self.outer.items()}
         inner = list(self.inner.values())
@@ -171,8 +170,8 @@ class LocalParties(Generic[_Peer]):
         """Run a program at some parties, or at all; return each party's result.
 
         Raises:
-            VFLError: a party failed; this is the first error that occurred, and the session has
-                ended.
+            Exception: a party failed, see `together`; the session has then ended.
+            LostPeerError: the session had ended before.
         """
         if self._ended:
             raise LostPeerError("this session has ended", fix="begin a new session, with new keys")

@@ -7,7 +7,8 @@ exists because in the ring a MAC would miss a change of high bits.
 To divide a shared x by 2^shift, the holders open c = x + offset + r, where r is a mask. The dealer
 has dealt shares of the parts of the mask (Escudero et al. 2020, section 5.1). Whether the sum
 wrapped around follows from two uppermost bits: the highest bit of c, which all holders see, and
-that of r, which is shared. The quotient is exact to one unit of its last bit.
+that of r, which is shared. In the ring, the quotient is rounded down or is one unit higher; in the
+field, it may also be one unit lower.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from vfl.mpc.ring import ELEMENT_BITS, Composed, Operation, matmul, matmul_each
 
-#: Highest bit of a ring element, and all bits below the highest.
+#: Position of the highest bit of a ring element, and a mask of all bits below it.
 SIGN = ELEMENT_BITS - 1
 LOW = (1 << SIGN) - 1
 #: Number of bits of a field element, and the field's prime.
@@ -76,7 +77,7 @@ class Ring:
         return linear(*operands)
 
     def parts(self, mask: Tensor, shift: int) -> list[Tensor]:
-        """Return the part of a mask that a division shifts, and the mask's highest bit."""
+        """Return the bits of a mask below the highest, shifted down, and the mask's highest bit."""
         return [(mask & LOW) >> shift, upper(mask, SIGN)]
 
     def quotient(
@@ -94,8 +95,7 @@ class Ring:
             offset: number that was added to x before the opening.
         """
         # The highest bits b (of c) and t (of the mask) differ if the sum of the lower 63 bits
-        # carried. The bit t is shared, so the exclusive or is computed by arithmetic: b + t - 2 b
-        # t.
+        # carried. The bit t is shared, so arithmetic computes the exclusive or: b + t - 2 b t.
         public = upper(opened, SIGN)
         share = (top * (1 - 2 * public) << (SIGN - shift)) - low
         return share, ((opened & LOW) >> shift) + (public << (SIGN - shift)) - (offset >> shift)
@@ -113,7 +113,7 @@ class Field(Ring):
         return torch.where(elements > P // 2, elements - P, elements)
 
     def reduce(self, numbers: Tensor) -> Tensor:
-        """Reduce numbers from 0 to 2^63 modulo p."""
+        """Reduce numbers from 0 to 2^63 - 1 modulo p."""
         folded = (numbers & P) + (numbers >> BITS)
         return torch.where(folded >= P, folded - P, folded)
 
@@ -142,7 +142,7 @@ class Field(Ring):
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:
         """Multiply matrices in limbs of 21 bits.
 
-        int64 represents the sums of products of limbs exactly.
+        int64 represents the sums of products of limbs exactly up to an inner size of 2^19.
         """
         ones, twos = self._limbs(left), self._limbs(right)
         found = torch.zeros((), dtype=torch.int64)

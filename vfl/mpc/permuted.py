@@ -2,8 +2,8 @@
 
 This file defines the element-wise functions and their derivatives. The file also defines the secret
 permutation, the dummies (false values among the real ones) and the random signs. The two holders
-draw these from their shared key without a message. If P2 only evaluates a function of the values,
-holders send only the upper 40 bits of each share; this file packs and unpacks these bits.
+draw these from their shared key without a message. In fast mode, the holders send P2 only the upper
+40 bits of each share, if the function and the rules permit; this file packs and unpacks these bits.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def permutation(pads: PadStream, count: int, *purpose: str | int) -> np.ndarray:
     """Draw a uniform permutation of ``range(count)``; int64 of shape (count,).
 
     Args:
-        pads: key stream of the two parties that permute.
+        pads: key stream of the parties that permute.
         count: number of elements.
         purpose: see `PadStream.elements64`.
 

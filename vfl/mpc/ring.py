@@ -9,13 +9,13 @@ with the right processor instructions, a product takes twice as long as in float
 forty times as long. In the slower case, a ring element is split into three signed limbs of 22, 21
 and 21 bits, which begin at the bits 0, 22 and 43. The limbs then need six exact products in
 float64; products of limbs whose lowest bit is 64 or above are multiples of 2^64 and are left out.
-With an inner size of 512, the largest sum is below 2^53, so float64 is exact. A GPU has no int64
-matrix product at all. A GPU computes large products with limbs, if they are worth the transfer of
-the operands (`multiply_on`).
+With an inner size of 512, the largest sum is below 2^53, so float64 is exact. torch has no int64
+matrix product for a GPU. A GPU therefore computes large products with limbs, if they are worth the
+transfer of the operands (`multiply_on`).
 
-The last functions of this file encode the values of cut-layer activations as masked elements of a
-smaller ring (8 to 64 bits), and decode them. If numba is installed, encoding and decoding take one
-pass over the values each.
+The last functions of this file encode cut-layer activations as masked elements of a smaller ring (8
+to 32 bits), and decode sums of such elements (8 to 64 bits). If numba compiles the loops, encoding
+and decoding take one pass over the values each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch import Tensor
 from vfl.core.compiled import COMPILED, compiled
 from vfl.core.errors import NonFiniteError, RingRangeError
 
-#: A product of two tensors: `matmul`, `inner` or `torch.mul`.
+#: A product of two tensors: `matmul`, `inner`, `torch.mul` or a `Composed` object.
 Operation = Callable[[Tensor, Tensor], Tensor]
 
 ELEMENT_BITS = 64
@@ -43,8 +43,8 @@ _FIX = "scale the columns or lower the learning rate, or change magnitude_bits o
 #: limb, and the sum of half the range of each limb.
 _LOW, _MIDDLE = 22, 43
 _HALVES = np.uint64((1 << 21) + (1 << 20 + _LOW) + (1 << 20 + _MIDDLE))
-#: Largest inner size for which a sum of limb products is exact, and the number of rows and columns
-#: of the product by which the code measures int64's speed.
+#: Largest inner size of one float64 product of limbs, which is then exact, and the number of rows
+#: and columns of the product by which the code measures int64's speed.
 _TERMS, _PROBE = 512, 128
 #: Smallest sizes of a product that is split into limbs: rows and columns, inner size, number of
 #: multiplications.
@@ -76,7 +76,7 @@ def multiply_on(device: torch.device) -> None:
 
 
 def limit_bits(bits: int) -> int:
-    """Return how many bits before the binary point both factors of a product may have.
+    """Return how many bits before the binary point the factors of a product may have together.
 
     >>> limit_bits(23), limit_bits(20)
     (17, 23)
@@ -145,10 +145,10 @@ def decode(elements: Tensor, bits: int) -> Tensor:
 def matmul(left: Tensor, right: Tensor) -> Tensor:
     """Multiply matrices in the ring; axes (rows, inner) and (inner, columns).
 
-    If the right operand has a single column, it is multiplied as a vector; this is faster unless
-    the left operand is a transposed view. If the left operand has a single row, the product is also
-    computed with a vector. The right operand may be int16 or int32: a product of one row
-    reads each element of the right operand once, so memory bandwidth determines its time.
+    If the right operand has a single column, it is multiplied as a vector, unless the left operand
+    is a transposed view, for which a vector is slower. If the left operand has a single row, the
+    product is also computed with a vector. The right operand may be int16 or int32: a product of
+    one row reads each element of the right operand once, so memory bandwidth determines its time.
     """
     if reads_in_place(len(left), right):
         return torch.from_numpy(_few_rows_by(np.ascontiguousarray(left.numpy()), right.numpy()))
@@ -160,7 +160,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
         return torch.mv(left, right[:, 0])[:, None]
     if left.shape[0] == 1 and right.stride(1) == 1:
         return torch.mv(right.t(), left[0])[None]
-    # The left operand is a transposed view.
+    # The right operand is a transposed view.
     if 0 < len(left) <= _FEW_ROWS[torch.int64] and right.stride(0) == 1:
         return torch.stack([torch.mv(right.t(), row) for row in left])
     if limbs_pay(left.shape[0], left.shape[1], right.shape[1]):
@@ -236,7 +236,7 @@ def matmul_each(left: Tensor, right: Tensor) -> Tensor:
 
 
 def product_shape(operation: Operation, left: Tensor, right: Tensor) -> torch.Size:
-    """Return the axes of a product's result without computing the product."""
+    """Return the axes of a product's result without computing it; `Composed` is not supported."""
     if operation is matmul:
         return torch.Size((left.shape[0], right.shape[1]))
     return torch.Size((left.shape[1], right.shape[1])) if operation is inner else left.shape
@@ -435,8 +435,8 @@ def decode_sum(first: np.ndarray, second: np.ndarray, scale: float) -> np.ndarra
     """Return the wrapping sum of two tensors of elements, times `scale`; float32 of the same axes.
 
     Args:
-        first: shares of one holder, signed integers of axes (elements,).
-        second: shares of the other holder, of the same axes and type.
+        first: summands, signed integers of axes (elements,).
+        second: summands of the same axes and type.
         scale: a power of two.
 
     >>> decode_sum(np.int8([100, -3]), np.int8([100, 2]), 0.25).tolist()

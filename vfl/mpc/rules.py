@@ -1,4 +1,4 @@
-"""Rules on which three parties agree before they start: mode and number format."""
+"""Names of roles, and the rules on which three parties agree before they start."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Rules:
             mode sends P2 products that are not yet divided, and sends only 40 bits of permuted
             shares (64 if `bits` is below 21). Fast mode also requests a function's value and its
             derivative together.
-        bits: number of fraction bits of shared values.
+        bits: number of fraction bits of shared values; 0 stands for 21 in fast mode, and 23 in
+            thesis mode.
         magnitude_bits: values that the parties truncate must be below 2 to the power of this number
             in magnitude; see `Truncation`. Values that networks with shared weights compute must be
             below this limit too. The number is at least 4, so that dummies (false values) fit.
@@ -64,7 +65,7 @@ class Rules:
         least_permuted: smallest size of a permuted group; dummies (false values) fill smaller
             groups.
         flips: whether permuted values carry random signs, for functions f whose f(-x) follows from
-            f(x).
+            f(x); None stands for yes in fast mode, and no in thesis mode.
     """
 
     mode: Mode = "fast"

@@ -1,11 +1,13 @@
-"""DP-SGD of a linear classifier on shared rows; no holder can leave out the noise.
+"""DP-SGD of a linear classifier on shared rows, with noise from every holder.
 
 The protocols are those of PEA (2022), with corrections. Protocol 1 computes inverse square roots
 (of numbers in [0.5, 1), by divisions that are exact to one unit). In Protocol 2, every holder adds
-a part of the noise. Protocol 3 is a training step; it clips each row's gradient without disclosing
-which rows' gradients were clipped. Each holder has its own rows with the same columns; inputs,
-labels, gradients and the model stay secret-shared until the end, when the model is revealed. A
-program is a function that receives a `Member`, the object of one party; see `vfl.mpc.many.members`.
+a part of the noise; the noise suffices even if a third of the holders leave out their parts.
+Protocol 3 is a training step; it clips each row's gradient without disclosing which rows' gradients
+were clipped. Each holder has its own rows with the same columns, or different columns of the same
+rows; inputs, labels, gradients and the model stay secret-shared until the end, when the model is
+revealed. A program is a function that receives a `Member`, the object of one party; see
+`vfl.mpc.many.members`.
 
 The classifier has one logistic output per class; in place of the logistic curve it uses a straight
 line that is limited to the range from 0 to 1 (Mohassel and Zhang 2017, section 5.3). The gradient
@@ -13,13 +15,13 @@ of a row x with label y and output p is therefore (p - y) x, whose norm is |p - 
 step takes these rounds of messages:
 
     rounds
-    8       the outputs, limited to 0 and 1: products under masks (Beaver 1991), and signs from the
+    9       the outputs, limited to 0 and 1: products under masks (Beaver 1991), and signs from the
             carries of a shared mask's bits
     4       each row's norm: the norm of its errors times the norm of its inputs, which their owner
             shares
     14      1 / norm: the norm is shifted to [0.5, 1), where a polynomial is never above the exact
             value (Protocol 1); or two messages, if the dealer inverts permuted norms
-    7       longer gradients scaled down to the bound; the sign that selects them is not disclosed
+    8       longer gradients scaled down to the bound; the sign that selects them is not disclosed
     5       sum, noise and step: each of m holders adds whole numbers from a discrete Gaussian
             (Canonne et al. 2020) with 3 / (2 m) of the requested variance
 
@@ -286,7 +288,7 @@ class SecureSgd:
             assumes=(
                 (
                     "the holders follow the protocol, and the dealer discloses its material to no "
-                    "other holder"
+                    "holder"
                 ),
                 f"at most {len(self.rows) // 3} of {len(self.rows)} leave their noise out",
                 hidden,
@@ -608,9 +610,9 @@ def _opened(
     truth: SharedTensor,
     squares: SharedTensor,
 ) -> SharedRows:
-    """Open the inputs once for all products.
+    """Shuffle the rows, except with a public seed, and open the inputs once for all products.
 
-    The dealer then learns the positions of the rows in each step.
+    The dealer learns the positions of each step's rows, because it deals for these rows.
     """
     if terms.seed is None:
         inputs, truth, squares = member.shuffled(inputs, truth, squares)
@@ -627,7 +629,7 @@ def shared_columns(
 ) -> SharedRows:
     """Share rows that all holders have, if each holder has some of the rows' columns.
 
-    The shared rows are shuffled.
+    The shared rows are shuffled; with a public seed, they stay in their order.
 
     Each of the k holders with columns scales its part of a row down to the norm `longest` /
     sqrt(k).
@@ -717,8 +719,8 @@ def _clipped_sum(
     logits = member.divide(member.multiply(inputs, weights.alone(), matmul), bits)
     errors = _cut_line(member, logits).minus(rows.truth)
     (errors,) = member.open(errors)
-    # The result of a division may be one unit too small; without the added units, a norm could be
-    # underestimated.
+    # The result of a division may be up to one unit too small; without the added units, a norm
+    # could be underestimated.
     unit = 2.0**-_SQUARE_BITS
     lengths = member.divide(member.multiply(errors, errors), 2 * bits - _SQUARE_BITS)
     lengths = SharedTensor(lengths.share.sum(1, keepdim=True), _SQUARE_BITS)

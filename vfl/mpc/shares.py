@@ -6,13 +6,13 @@ divisions.
 
 In a truncation, each holder divides its own share. The result is off by at most one unit, unless
 the first holder's share is within |z| of the point where the ring wraps around; z is the shared
-value. In that case the result is off by N / 2^shift, where N = 2^64; this happens with probability
-2 |z| / N (thesis, 2025, theorem 5.3.1, after Mohassel and Zhang 2017, 4.1). The first holder
-therefore moves such a share by a quarter of the ring, and sends the index of the moved share to the
-second holder. The second holder moves its own share at this index by a quarter of the ring in the
-opposite direction (algorithm 5.1, with the division that it lacks). The second holder thus learns
-that the first holder's shares at these indices were near the wrap-around point, within a range of
-about zmax (the largest safe |z|). The ledger of leakage counts these indices.
+value. Near this point the result can be off by N / 2^shift, where N = 2^64; this happens with a
+probability of at most 2 |z| / N (thesis, 2025, theorem 5.3.1, after Mohassel and Zhang 2017, 4.1).
+The first holder therefore moves such a share by a quarter of the ring, and sends the index of the
+moved share to the second holder. The second holder moves its own share at this index by a quarter
+of the ring in the opposite direction (algorithm 5.1, with the division that it lacks). The second
+holder thus learns that the first holder's shares at these indices were near the wrap-around point,
+within a range of about zmax (the largest safe |z|). The ledger of leakage counts these indices.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Opened:
     """One party's record of a tensor's opening, which makes further products of it cheap.
 
     Attributes:
-        mask: at a holder, its own part of the mask U; at the dealer, P0's part; None at a holder
-            that no longer needs the mask.
+        mask: at a holder, its own part of the mask U; at the dealer of fast mode, P0's part, and at
+            any other dealer, the whole mask; None at a holder that no longer needs the mask.
         difference: the opened value X - U that a holder received; for a tensor opened in one
             direction, only the other holder's part of it. None at the dealer, which must not know
             the opened value, and in a run on shapes.
-        second: at the dealer, P1's part of the mask U.
+        second: at the dealer of fast mode, P1's part of the mask U.
         turn: only for a quotient: at a holder, the public bit of every element, which selects one
             of two masks; at the dealer, the difference between these two masks. Element-wise
             products use this value.
@@ -356,7 +356,7 @@ def truncate_second(
 def _reach_the_turn(truncations: Sequence[Truncation]) -> Iterator[bool]:
     """Yield for each truncation whether a share can be near the wrap-around point before it.
 
-    After one division, no share can be near the wrap-around point.
+    After a division, no share can be near this point, unless the next factor is large.
     """
     most = _TURN
     for truncation in truncations:

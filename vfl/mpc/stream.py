@@ -1,9 +1,9 @@
 """One-time pads from a key that two parties share: AES-128 in counter mode; no pad repeats.
 
-The key belongs to one pair of parties in one attempt of one session; the key agreement binds the
-key to these facts. Every purpose has a separate AES key, and every step of a purpose a separate
-range of the counter. The pads of the two parties therefore agree whatever the order of calls is,
-and even if a call is missing.
+The key usually belongs to one pair of parties in one attempt of one session; the key agreement then
+binds the key to these facts. Every purpose has a separate AES key, and every step of a purpose a
+separate range of the counter. The pads of the two parties therefore agree whatever the order of the
+purposes is, and even if a call is missing.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class PadStream:
         return cipher
 
     def _key_of(self, name: tuple[str | int, ...]) -> bytes:
-        """Encode words and numbers so that no word and number have the same encoding."""
+        """Derive a purpose's AES key; the word "7" and the number 7 give different keys."""
         parts = [f"{type(part).__name__}{len(str(part))}:{part}" for part in name]
         return hmac.digest(self._key, "".join(parts).encode(), "sha256")[:_AES_KEY_BYTES]
 

@@ -2,11 +2,12 @@
 
 Source: Damgard, Pastro, Smart and Zakarias 2012, with a dealer in place of the paper's
 preprocessing. Numbers are integers modulo the prime p = 2^61 - 1; in the ring 2^64 a MAC would miss
-a change of high bits. Each holder has a share of a key a, which no party knows, a share of each
-value x, and a share of the product a x. Every opened value is checked before it is used: each
+a change of high bits. Each holder has a share of a key a, which only the dealer knows, a share of
+each value x, and a share of the product a x. Every opened value is checked before it is used: each
 holder first commits to its part of a sum that is 0 if all shares are true, and then discloses the
-part. A false share passes this check with probability 2^-61. The holders trust the dealer to deal
-correct values, and not to collude with any holder.
+part. A false share passes this check with a probability of about 2^-61. The holders trust the
+dealer to deal correct values, and not to collude with any holder: the dealer and one holder
+together could read opened values, and forge a share with a valid MAC.
 
 A share has two rows: one for the value, one for its MAC. Signed numbers must be below 2^59 in
 magnitude to be shared.
@@ -58,7 +59,6 @@ class AuthenticatedMember(BeaverEngine):
     def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
         """See `Peer.agree`; afterwards every holder also has a share of the MAC key."""
         super().agree({**terms, "mac": True}, session, attempt)
-        self._stream_of_holders()
         if self.deals:
             self._alpha = fresh(()).reshape(())
         (self._alpha,) = self._spread_out([self._alpha], [()], "key", self.next_number())
@@ -135,7 +135,7 @@ class AuthenticatedMember(BeaverEngine):
     # Openings of values, and the checks of their MACs.
 
     def opened(self, *shared: SharedTensor) -> list[Tensor]:
-        """Open values to all holders after a check of their MACs; takes three rounds of messages.
+        """Open values to all holders, and check their MACs; takes three rounds of messages.
 
         Raises:
             CheatingError: a holder sent a false share.
@@ -207,7 +207,7 @@ class AuthenticatedMember(BeaverEngine):
         return FIELD.add(reach(share, len(sizes)), reach(added, len(sizes)))
 
     def is_negative(self, shared: SharedTensor) -> SharedTensor:
-        """Return 1 where a value is below 0, else 0; this takes ten openings.
+        """Return 1 where a value is below 0, else 0; this takes nine openings.
 
         As in `divide`, the holders open c = x + 2^59 + r, where x is the value and r a dealt mask.
         Let c' and r' be c and r modulo 2^59, and let w be 1 if the sum wrapped around p, else 0.

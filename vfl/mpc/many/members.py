@@ -1,8 +1,10 @@
 """Additive shares among 2 to 8 holders, with a dealer that makes its numbers ahead of the holders.
 
 See `vfl.mpc.engine`. The dealer sees no shared value, except in one operation that shows it the
-values in permuted order (`Member.apply`). All parties are assumed to follow the protocol; the
-dealer and all holders but one together learn the remaining holder's values.
+values in permuted order (`Member.apply`). All parties are assumed to follow the protocol. All
+holders but one together learn nothing about the remaining holder's values. The dealer together with
+any one holder learns every value that is opened under a mask: every factor, and every divided or
+compared value.
 
 Products and divisions take one round each. Divisions follow Escudero et al. 2020, section 5.1: the
 quotient is exact to one unit, also where a separate division of each share would give a wrong
@@ -93,7 +95,7 @@ class BitEngine(BeaverEngine):
     def numbers_of(self, words: Tensor, places: Sequence[int]) -> SharedTensor:
         """Convert shared bits to shared numbers 0 and 1; axes (positions, *word axes). One round.
 
-        The conversion takes 8 n bytes, or n / 8 bytes for the highest bit alone.
+        The conversion takes 8 n bytes.
         """
         return self._numbers(words, lambda each: _at(places, each))
 
@@ -320,12 +322,12 @@ class Member(BitEngine):
         """Divide as `divide` does, and store the opening for later element-wise products.
 
         The holders learn c = x + offset + r, where x is the value and r a mask, so they know the
-        quotient up to a mask. The public summands of the quotient are c / 2^shift, and a multiple
-        of the ring's size if the highest bit b of c is 1. The shared summand is one of two masks, A
-        or A + B; the bit b selects which (`vfl.mpc.numbers.Ring.quotient`). A product with the
-        quotient therefore takes no extra round: the dealer deals products with A and with B
-        (function-dependent preprocessing: Ben-Efraim, Nielsen and Omri 2019). The division takes 8
-        n bytes and one round of messages.
+        quotient up to a mask. The public summand of the quotient is c / 2^shift, where c is read as
+        a number without sign, minus offset / 2^shift. The shared summand is one of two masks, A or
+        A + B; the highest bit b of c selects which (`vfl.mpc.numbers.Ring.quotient`). A product
+        with the quotient therefore takes no extra round: the dealer deals products with A and with
+        B (function-dependent preprocessing: Ben-Efraim, Nielsen and Omri 2019). The division takes
+        8 n bytes and one round of messages.
         """
         number, shape, place = self.next_number(), shared.shape, SIGN - shift
         mask = self._mask_to_divide(shared.share, shift, number)
@@ -472,8 +474,8 @@ class Lockstep(BitEngine):
         shape, offset = shared.share.shape, 0 if positive else self.numbers.offset
         mask, part, turn = self._division(shift, shape)
         opened = self._whole(shared.share + mask) + offset
-        # The share is p - t (1 - 2 b), with dealt numbers p and t, and with b, the highest bit of
-        # the opening.
+        # The share is p - b t: p and t are dealt numbers (see `_division`), and b is the highest bit
+        # of the opening; the arithmetic shift of the opening returns -b.
         share = torch.addcmul(part, turn, opened >> SIGN)
         share[0] += ((opened >> shift) & ((1 << ELEMENT_BITS - shift) - 1)) - (
             (offset >> shift) + below

@@ -2,9 +2,9 @@
 
 The interface that every mode implements is `vfl.session.secure_mode.SecureMode`.
 
-Before the first training step, every pair of feature parties agrees on a key. The modes refuse
-settings that would disclose a single party's cut-layer activations ("cut"), and the label party
-receives only the sum of all cuts.
+Before the first exchange, every pair of feature parties agrees on a key. The modes refuse settings
+that would disclose a single party's cut-layer activations ("cut"), and the label party receives
+only the sum of all cuts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FEWER = "codec = 'none'; secure = 'sum:bits=8' sends a quarter of the bytes"
 
 
 class KeyedMode(SecureMode):
-    """A secure mode in which the parties share keys that the label party does not have."""
+    """A secure mode in which the other parties share keys that the label party does not have."""
 
     needs_keys: bool = True
 
@@ -130,6 +130,7 @@ class SummingMode(KeyedMode):
         Raises:
             AuthenticationError: a party did not sign its key offer for this attempt; no cut-layer
                 activations were sent.
+            RolledBackError: the store of another party was restored from an old copy.
             ProtocolError, FrameError: the label party sent an unexpected message.
         """
         offers = expect(end.link, Kind.PROTOCOL, 0, "the label party").payload
@@ -296,14 +297,16 @@ def check_training(train: TrainSettings) -> None:
 
 
 def refuse_work_on_cuts(agreed: Agreed, of_labels: bool = False) -> None:
-    """Refuse a codec, a defense or another precision, in a mode where no party has its own cut.
+    """Refuse settings that a mode cannot apply, because no party has a cut or model in plaintext.
+
+    The settings are a codec, a defense, another precision than float32, and compiled models.
 
     Args:
         agreed: settings that the parties agreed on.
         of_labels: whether a defense that replaces labels before the training is allowed.
 
     Raises:
-        ExposedCutError: a setting needs access to a single party's cut.
+        ExposedCutError: a setting has no effect in this mode.
     """
     reason = "in this mode, no party has a cut in plaintext that it could change"
     idle = [] if agreed.codec == "none" else ["codec"]

@@ -17,9 +17,9 @@ the label party. Feature parties never see a layer's output or its gradient.
 
 The wire format, if the label party deals: Feature parties are in merge order; the partner of a
 party's layer is the next party. A step has B rows, a layer has d input columns and width h. The
-inputs X include a last column of ones, for the bias. Numbers are little-endian 64-bit words modulo
-2^64, row by row. Inputs have 13 bits after the binary point, gradients times the learning rate 26,
-weights 39, and outputs 52.
+inputs X include a last column of ones for the bias, which d counts. Numbers are little-endian
+64-bit words modulo 2^64, row by row. Inputs have 13 bits after the binary point, gradients times
+the learning rate 26, weights 39, and outputs 52.
 
 For each feature party and each attempt at the session, the label party draws a key of 32 bytes and
 sends it over TLS. All dealt values are derived from these keys. Each party sends the number of
@@ -202,7 +202,8 @@ class Beaver(SummingMode):
         what = "the outputs" if len(agreed.feature_parties) == 1 else "the sum"
         return (
             f"{label_party} learns {what} alone and no party has first-layer weights, unless "
-            f"{dealer}, which deals, colludes with {others}; {rounded}"
+            f"{dealer}, which deals, colludes with {others}, or both holders of a layer's shares "
+            f"collude; {rounded}"
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
@@ -869,7 +870,7 @@ class PartnerSum(LayerSum):
         The dealer sends U V - T for each layer, or U^T R - C in a GRAD frame.
 
         Raises:
-            ProtocolError, TruncatedFrameError: the dealer sent another message than expected.
+            ProtocolError, FrameError: the dealer sent another message than expected.
         """
         where = f"step {step} of party '{self._dealer}'"
         parts = elements_of(self._take(kind, step), list(shapes.values()), where)

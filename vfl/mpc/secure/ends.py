@@ -5,10 +5,11 @@ other party; it relays the other parties' sealed messages to each other (`vfl.se
 mode defines the role of each party, the description of its rows that a share holder announces, and
 the facts (sizes and settings) that follow from all descriptions:
 
-1. Each other party sends its key offer, and the label party sends all offers to all parties. 2.
-Each share holder announces the description of its rows; the label party derives the facts from all
-descriptions and sends them to all parties. 3. All parties compare terms and facts over links whose
-messages the label party cannot read (`Peer.agree`).
+1. Each other party sends its key offer, and the label party sends all offers to all parties.
+2. Each share holder announces the description of its rows; the label party derives the facts from
+   all descriptions and sends them to all parties.
+3. All parties compare terms and facts over links that only the two parties of a link can read
+   (`Peer.agree`).
 
 A mode has one subclass of `NetworkEnd`, which a `Place` connects to the other parties: `Outer` is
 the place of a party with one stream, and `Middle` is the place of the label party, which has a
@@ -133,7 +134,7 @@ class NetworkMode(KeyedMode):
         return relay.about(frame)
 
     def on_stream(self, frame: Frame) -> Frame:
-        """Convert a frame for a stream; a relayed frame also gets a party number, see `relay`."""
+        """Convert a frame for a stream; by default, the frame stays unchanged, see `relay`."""
         return frame
 
     def off_stream(self, frame: Frame, other: int) -> Frame:
@@ -199,7 +200,7 @@ class Place(ABC):
 
     @abstractmethod
     def meet(self) -> Mapping[str, Link]:
-        """Agree on keys for a new attempt; return the links to the other parties, by name."""
+        """Exchange key offers for a new attempt; return the links to the other parties, by name."""
 
     @abstractmethod
     def describe(self, end: NetworkEnd[_Facts, Any]) -> _Facts:
@@ -212,7 +213,7 @@ class Place(ABC):
         """
 
     def confirm(self, facts: Settings) -> None:
-        """Send all parties the facts that the label party has derived and checked."""
+        """At the label party, send all parties the facts that it has derived and checked."""
 
     def send_verdict(self, verdict: bytes, step: int) -> None:
         """See `WholeNetwork.send_verdict`."""
@@ -451,7 +452,7 @@ class NetworkEnd(WholeNetwork, ABC, Generic[_Facts, _Party]):
             player.channels[dealer].send_bytes(b"", number, "online")
 
     def _kept(self) -> dict[str, Any]:
-        """Return the state that every party saves: its rows' digest, and the values it revealed."""
+        """Return the state that every party saves: its rows' digest, and what it has learned."""
         return {"inputs": self._digest, "revealed": self._account.state()}
 
 
@@ -562,7 +563,7 @@ class Account:
 
     Args:
         party: name of the party.
-        roles: role number of every party, by the party's name.
+        roles: names of all parties, in the order of their role numbers.
     """
 
     def __init__(self, party: str, roles: Sequence[str]) -> None:

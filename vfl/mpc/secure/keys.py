@@ -1,4 +1,4 @@
-"""Keys for every pair of feature parties, which the relaying label party cannot learn.
+"""Keys for every pair of parties other than the label party, which relays but cannot learn them.
 
 Each party offers an X25519 key (RFC 7748) that it made for this attempt alone, signed with its
 identity key. The signature covers all facts on which both parties of a pair must agree: session,
@@ -11,8 +11,8 @@ the same facts and to both parties' offers. The label party relays the offers of
 private key, it learns nothing from the offers, and without an identity key, it cannot replace them
 with its own.
 
-Wire format: there are feature parties p_1 .. p_n in merge order, and the label party relays. All
-lengths in this description are in bytes.
+Wire format: p_1 .. p_n are the feature parties in merge order, and then a third party if one deals;
+the label party relays. All lengths in this description are in bytes.
 
 1. ``context`` is the SHA-256 of the JSON array ``[session, attempt, terms, [p_1, .., p_n]]``
    without spaces.
@@ -20,9 +20,9 @@ lengths in this description are in bytes.
    big-endian), and an Ed25519 signature (64). The signed text is: "vfl masked sum offer 2" |
    context | length of the party's name (1) | name | X_i | C_i.
 3. The label party, which relays, sends all offers to all parties, in order of the parties. Each
-party checks the signatures with pinned keys, checks that its own offer came back unchanged, and
-checks that every other party's counter has increased. 4. For i < j, key_ij is 32 bytes of
-HKDF-SHA256 without salt, with the input X25519(x_i, X_j). The
+   party checks the signatures with pinned keys, checks that its own offer came back unchanged, and
+   checks that every other party's counter has increased.
+4. For i < j, key_ij is 32 bytes of HKDF-SHA256 without salt, with the input X25519(x_i, X_j). The
    info of HKDF is: "vfl masked sum pair 1" | context | length of p_i | p_i | X_i | length of p_j |
    p_j | X_j.
 
@@ -169,7 +169,7 @@ def pair_key(shared: bytes, binding: Binding, offered: Mapping[str, bytes]) -> b
     """Derive the 32-byte key of a pair.
 
     Args:
-        shared: shared secret of X25519.
+        shared: the pair's shared secret of X25519.
         binding: facts about the session's attempt to which the key is bound.
         offered: both parties' X25519 keys, in the order of the parties.
     """

@@ -36,8 +36,8 @@ _TYPES: dict[int, tuple[np.dtype[Any], np.dtype[Any]]] = {
     32: (np.dtype("<u4"), np.dtype("<i4")),
     64: (np.dtype("<u8"), np.dtype("<i8")),
 }
-#: Default number of fraction bits, by the number of bits; elements of 64 bits are products of
-#: shares.
+#: Default number of fraction bits, by the number of bits; elements of 64 bits (products of shares)
+#: have no default.
 _FRACTIONS = {8: 3, 16: 8, 32: 16}
 #: Size of a pad's element, in bytes.
 _PAD_BYTES = 4
@@ -75,7 +75,7 @@ class Ring:
             )
         ring = cls(bits, _FRACTIONS[bits] if fraction is None else fraction, parties)
         if not 0 <= ring.fraction < bits or ring.reach < 1:
-            most = bits - 2 - math.ceil(math.log2(parties))
+            most = ring.most.bit_length() - 1
             raise BadOptionError(
                 "out of range",
                 where="option 'fraction'",
@@ -91,7 +91,7 @@ class Ring:
 
     @property
     def reach(self) -> float:
-        """Largest magnitude of one party's real values for which this holds."""
+        """Largest magnitude of each party's real values whose sum surely fits into the ring."""
         return self.most * 2.0**-self.fraction
 
     @property
@@ -210,7 +210,7 @@ class PairwiseMasks:
             step: number of the training step or query.
 
         Raises:
-            ReusedPadError: this mask, or the mask of a later step, was already returned.
+            ReusedPadError: this mask, or the purpose's mask of a later step, was already returned.
         """
         drawn = -(-count * dtype.itemsize // _PAD_BYTES)
         mask: np.ndarray | None = None

@@ -8,9 +8,9 @@ relays their sealed messages to each other.
     divided = "rows":     each holder has all columns and the labels of its own rows
     divided = "columns":  the holders have different columns of the same rows; one has the labels
 
-The protocol discloses only the final model, once, to the holders; if an attempt is interrupted,
-each party has only shares of the model. Each attempt at the session draws new keys for masks, and
-new noise.
+The protocol discloses the final model, once, to the holders, and with divided columns also the
+outputs of test rows to the label party; if an attempt is interrupted before, each party has only
+shares of the model. Each attempt at the session draws new keys for masks, and new noise.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Facts(Settings):
         holders: each holder's description of its rows, in the order of the role numbers.
         classes: names of the classes, in the order of the numbers (label codes) that stand for
             them.
-        asked: number of rows that the label party wants to predict.
+        asked: number of the label party's rows to test or to predict.
     """
 
     holders: tuple[OwnFacts, ...] = Field(min_length=2, max_length=MOST_HOLDERS)
@@ -182,7 +182,8 @@ class Pea(NetworkMode):
             instead of fourteen rounds; it then learns the norms of a batch, but not which row each
             norm belongs to.
         longest: largest norm of a row after its columns are standardised; the row's owner scales a
-            longer row down to it.
+            longer row down to it. If k holders have different columns, each scales its part down to
+            `longest` / sqrt(k).
         start: model from which the training starts: "zero", "average" or "best". For "average",
             each holder first trains a model of its own by DP-SGD, for as many epochs as the joint
             training, with half of epsilon and delta (Protocol 4). The joint training then starts
@@ -268,8 +269,7 @@ class Pea(NetworkMode):
         tests = "" if self.divides_rows else f"; {agreed.label_party} the outputs of test rows"
         return (
             f"{holders} learn the model at the end, and no row, gradient or earlier model of each "
-            f"other{tests}; {seen}, unless it colludes with all holders but one or a party "
-            "breaks the protocol"
+            f"other{tests}; {seen}, unless it colludes with a holder or a party breaks the protocol"
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
@@ -408,7 +408,7 @@ class PeaEnd(NetworkEnd[Facts, Member]):
         )
         assert self._rows.split is not None, "the label party has rows"
         asked = len(self._rows.split.test)
-        # Test rows, which have no labels.
+        # The names are empty if the rows have no labels.
         classes = self._rows.names or tuple(range(self._rows.classes))
         return Facts(holders=holders, classes=classes, asked=asked)
 

@@ -75,7 +75,7 @@ _SPELLINGS = (
 
 
 class Facts(Settings):
-    """Facts about rows and layers that all three parties need besides the terms of the session.
+    """Facts about rows and layers that all three parties need besides the session's terms.
 
     Attributes:
         columns: numbers of columns of P0 and P1.
@@ -172,8 +172,8 @@ class Permuted(NetworkMode):
     (23, 'notary')
     """
 
-    #: Largest number of frames on the way in one direction: a party sends several messages of an
-    #: operation before it needs an answer, and the label party also relays messages.
+    #: Largest numbers of frames on the way in one direction, and of frames from one party that wait
+    #: at the label party: a party sends several messages before it needs an answer.
     window: ClassVar[int] = 32
     waiting: ClassVar[int] = 64
     announced_bytes: ClassVar[int] = _COLUMNS_BYTES

@@ -23,7 +23,8 @@ The products for outputs and for the update are one-way products (`vfl.mpc.engin
 with the same opening of X.
 
 All numbers are in the ring 2^64. Weights have as many fraction bits as a product of inputs and
-gradients. So no value is ever truncated: an update is exact, and no share can wrap around.
+gradients. So no value is ever truncated: an update is exact, and it does no harm if shares wrap
+around.
 """
 
 from __future__ import annotations
@@ -415,7 +416,7 @@ class LayerAxes:
         return (self.columns + self.other) * self.width
 
     def memory_bytes(self, rows: int) -> int:
-        """Return the party's peak memory in bytes during a step with this many rows.
+        """Return about the party's peak memory in bytes during a step with this many rows.
 
         >>> LayerAxes(columns=3, width=2, other=5).memory_bytes(rows=4)
         8192
@@ -487,7 +488,7 @@ def updates_bytes(layers: Sequence[LayerAxes]) -> int:
 def fits(columns: int, width: int) -> bool:
     """Return whether a layer is small enough to be shared.
 
-    The values that are opened for it must fit into half a frame.
+    Its opened weights must fit into half a frame.
     """
     return 1 <= columns <= MOST_COLUMNS and 2 * ELEMENT_BYTES * columns * width <= LIMIT_BYTES
 

@@ -68,8 +68,8 @@ class MaskedSum(SummingMode):
         ring = self.ring_of(agreed)
         return (
             f"{agreed.label_party} learns the sum alone, unless it colludes with all parties but "
-            f"one; {ring.bits / 32:g} x the bytes of float32, exact to 2^-{ring.fraction + 1}, "
-            f"values within {ring.reach:.5g}"
+            f"one; {ring.bits / 32:g} x the bytes of float32, each value exact to "
+            f"2^-{ring.fraction + 1} and within {ring.reach:.5g}"
         )
 
     def revealed(self, terms: Terms, happened: Sequence[Happened]) -> Iterator[Revealed]:
@@ -125,12 +125,11 @@ class MaskedSum(SummingMode):
 
 
 def ring_of(agreed: Agreed) -> Ring | None:
-    """Return the ring in which cuts are summed; None if each cut is sent as a separate tensor.
+    """Return the ring in which cuts are summed; None if the mode does not sum cuts.
 
     Raises:
-        SpecError: the secure mode cannot be made from its spec.
-        ExposedCutError: with the other settings, the mode would hide no single party's cut; the
-            error states the reason.
+        SpecError: the secure mode cannot be made from its spec, or refuses another setting, for
+            example with an `ExposedCutError`; the error states the reason.
     """
     mode = secure_mode.make(agreed.secure)
     mode.refuse(agreed)
@@ -206,7 +205,8 @@ class MaskedCut(RingCut):
         Raises:
             RingOverflowError, NonFiniteError: the cut cannot be encoded as ring elements; nothing
                 is sent.
-            ReusedPadError: the cut of this step was already masked in this attempt.
+            ReusedPadError: the cut of this step, or of a later step, was already masked in this
+                attempt.
             ProtocolError: the parties have not agreed on keys.
         """
         if self._masks is None:

@@ -3,7 +3,7 @@
 The modules of this package are:
 
     party           operations of all parties: sharing, products, questions to P2
-    thesis          mode with the protocol as printed: opening and multiplication of tensors
+    thesis          mode with the printed protocol, corrected: opening and multiplication
     fast            mode with fewer bytes and messages, and with work ahead of time
     trio            a party of a mode, or all three parties in one process
     network         inference and training of fully connected networks, one program for all three

@@ -12,12 +12,12 @@ Beaver 1991).
 The results are shares of a weight for each bin (1 if P0's id in the bin is common, else 0), and
 shares of P1's columns of that id's row. The function `moments` uses these results.
 
-Disclosure: each party learns only the padded size of the sets. P0 receives uniformly distributed
-values for common ids and for all other ids: each target is used once, and all other answers are
-masked with a key that P0 lacks. P2 receives keyed hashes, and a table that is uniformly distributed
-under masks of a key that P2 lacks. With probability 2^-64 per bin, an id is taken for common
-although it is not. A party that colludes with P2 can test whether the other party has certain ids,
-as in `vfl.datasets.alignment.protocols`.
+Disclosure by `intersect`: each party learns only the padded size of the sets. P0 receives uniformly
+distributed values for common ids and for all other ids: each target is used once, and all other
+answers are masked with a key that P0 lacks. P2 receives keyed hashes, and a table that is uniformly
+distributed under masks of a key that P2 lacks. With probability 2^-64 per bin, an id is taken for
+common although it is not. A party that colludes with P2 can test whether the other party has
+certain ids, as in `vfl.datasets.alignment.protocols`.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _program(
 def _look_up(party: Party, number: int, pad: int, bins: int, width: int) -> None:
     """At P2, look up the table's value for each of P0's tags.
 
-    P2 adds a mask that P1 can draw too.
+    P2 removes the table's own mask, which follows from the seed that P1 sent with the table.
     """
     size = _FUNCTIONS * _segment(pad)
     payload = party.channels[P1].receive_bytes(number, _KEY_BYTES + size * width * ELEMENT_BYTES)

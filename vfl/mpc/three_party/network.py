@@ -121,9 +121,9 @@ class Network:
         return Network(self.layers, weights)
 
     def open(self, party: Party, phase: str = "online") -> None:
-        """Open all weights under masks, in one message.
+        """Open the weight matrices of all layers under masks, in one message.
 
-        A weight is opened again only after it has changed.
+        A matrix is opened again only after it has changed.
         """
         self._opened(party.open(*self._matrices(), phase=phase))
 
@@ -249,7 +249,7 @@ class Network:
 
     @staticmethod
     def _take_slope(party: Party, kept: Pass, asked: Question | None) -> None:
-        """Receive and open the derivative of the last layer's function, if it was requested.
+        """Receive and open the derivative of the latest layer's function, if it was requested.
 
         The method runs at a time when the party would wait anyway.
         """
@@ -259,7 +259,7 @@ class Network:
     def _output_delta(
         self, party: Party, kept: Pass, targets: SharedTensor, loss: Loss
     ) -> SharedTensor:
-        """Return the gradient at the last function's input; it is a sum over rows, not a mean."""
+        """Return each row's gradient at the last function's input, not divided by the row count."""
         last = len(self.layers) - 1
         delta = kept.output.minus(targets.finer(kept.output.bits))
         named = self.layers[last].function

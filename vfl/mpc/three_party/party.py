@@ -89,7 +89,7 @@ class Product:
 
     Attributes:
         number: number of the operation.
-        left, right: the two factors, which were opened under masks.
+        left, right: the two factors; in fast mode, they were opened under masks before.
         operation: `ring.matmul`, `torch.mul` or another bilinear map.
         truncations: truncations after the product, in order; they use the index correction of
             algorithm 5.1.
@@ -114,7 +114,7 @@ class Product:
         P1 replaces the omitted lower bytes by the middle of their range. P1's share, and thus the
         product, is then off by at most half a unit of the lowest sent byte. After the divisions
         that follow the product, this error is at most an eighth of a unit. If no division follows,
-        this error is an eighth of 2^-bits, the resolution of shared values.
+        this error is at most an eighth of 2^-bits, the resolution of shared values.
         """
         unit = self.left.bits + self.right.bits - rules.bits
         if self.truncations:
@@ -152,7 +152,7 @@ class Party(Engine, ABC):
     def shown_bits(self, shared: SharedTensor) -> int:
         """Return the number of fraction bits with which `ask` sends values to P2.
 
-        Messages with 40 bits per value need values with twice the rules' fraction bits.
+        In fast mode, this is at least twice the rules' number: 40 bits per value need as many.
         """
         return max(shared.bits, 2 * self.rules.bits if self.rules.mode == "fast" else 0)
 
@@ -304,8 +304,8 @@ class Party(Engine, ABC):
         """Multiply two shared tensors (algorithm 5.1, SSMul, with corrections).
 
         Args:
-            left: left factor; it must be open.
-            right: right factor; it must be open.
+            left: left factor, as `open` returned it.
+            right: right factor, as `open` returned it.
             operation: see `Product`.
             truncations: truncations (divisions) of the product.
             where: name of the layer in error messages and in the ledger of leakage.

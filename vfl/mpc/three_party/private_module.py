@@ -115,7 +115,8 @@ def private(
     Raises:
         PrivateLayerError: the module has a layer that cannot be computed on shares; the error names
             the layer and suggests a replacement.
-        BadOptionError: `timeout_s` is not positive, or is longer than a week.
+        BadOptionError: `timeout_s` is not positive, or is longer than a week; or an argument does
+            not suit this kind of module.
         RingRangeError: a weight is too large for the ring.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
@@ -193,7 +194,7 @@ class PrivateModule(nn.Module):
         epochs: int = 1,
         seed: int = 0,
     ) -> PrivateModule:
-        """Train by gradient descent on shares; no party sees a weight, a gradient or a loss.
+        """Train by gradient descent on shares; no party sees a new weight, a gradient or a loss.
 
         Args:
             inputs: inputs of axes (rows, columns), which P0 owns.

@@ -90,7 +90,7 @@ class ThreePartyNetwork:
         """Share both holders' columns side by side, and open them once for all later steps.
 
         Args:
-            rows: phase (training, validation or test) to which the rows belong.
+            rows: phase to which the rows belong.
             count: number of rows, which all three parties know.
             own: a holder's columns, axes (rows, columns); None at P2.
             where: name of the rows, for error messages and the ledger of leakage.
@@ -158,7 +158,7 @@ class ThreePartyNetwork:
         Parties without labels receive None.
 
         Args:
-            rows: phase (training, validation or test) to which the rows belong.
+            rows: phase to which the rows belong.
             index: positions of the rows among the rows of this phase, int64.
             where: name of the disclosed outputs in the ledger of leakage.
 
@@ -215,10 +215,11 @@ class ThreePartyNetwork:
         The state contains no key and no mask that was not used yet.
 
         The state has the holder's shares of the weights; plain gradient descent needs no other
-        numbers. The state has the masks under which the weights were opened since the last
-        evaluation; these masks belong to the keys of the present attempt. The state has the number
-        of operations, which determines how much of every key stream was used. The state has the
-        records of learned values and of sent bytes, so that both records continue.
+        numbers. The state has the masks under which the weights are open, if an evaluation opened
+        them after the last training step; these masks belong to the keys of the present attempt.
+        The state has the number of operations, which determines how much of every key stream was
+        used. The state has the records of learned values and of sent bytes, so that both records
+        continue.
         """
         openings = {
             name: {"faced": each.faced} | {one: getattr(each.opened, one) for one in _OPENINGS}
@@ -269,8 +270,8 @@ def first_weights(layers: Sequence[Layer], secret: Secret) -> dict[str, Tensor]:
     """Draw a holder's share of the initial weights, float64, named as in `Network.share`.
 
     The sum of both shares is normal, of the usual scale: the distribution is that of He et al.
-    2015, eq 10, before a ReLU, and that of Glorot and Bengio 2010 in the last layer. No party knows
-    the sum of both shares. If P2 knew the initial weights, it could undo permutations, because
+    2015, eq 10, before a ReLU; in all other layers, the variance is 1 / inputs. No party knows the
+    sum of both shares. If P2 knew the initial weights, it could undo permutations, because
     trained weights stay near their initial values.
 
     Args:
