@@ -297,7 +297,8 @@ def commands_page() -> str:
         "# Commands",
         "",
         "Exit codes: 0 means done, 1 a bug in vfl, 2 a mistake in your files or arguments, 3 a "
-        "failure of another party or the network. 130 means an interrupt, 143 a termination.",
+        "failure of another party or the network. 130 means an interrupt, 143 a termination. "
+        "`advise`, `log`, `verify` and `privacy audit` also return 1 if a check failed.",
         "",
     ]
     for name, command in commands():
@@ -330,8 +331,8 @@ def commands() -> Iterator[tuple[str, Any]]:
         if command.hidden:
             return
         if hasattr(command, "commands"):
-            for own, one in command.commands.items():
-                yield from below(f"{name} {own}", one)
+            for own in command.commands:
+                yield from below(f"{name} {own}", command.get_command(context(command), own))
         else:
             yield name, command
 

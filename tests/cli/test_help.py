@@ -33,6 +33,18 @@ def test_every_option_is_explained_and_every_argument_named():
     assert [name for name, explained in parameters if not explained] == []
 
 
+@pytest.mark.parametrize("words", [("train",), ("party", "accept"), ("explain",)])
+def test_help_explains_arguments(well, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "120")
+    done = well(*words, "--help")
+    explained = {
+        "train": "An experiment file, or a project",
+        "party": "File that vfl join wrote",
+        "explain": "Code, such as V104",
+    }
+    assert explained[words[0]] in done.out
+
+
 def test_the_version(vfl):
     done = vfl("--version")
     assert (done.code, done.out) == (0, f"vfl {VERSION}\n")

@@ -77,11 +77,18 @@ def test_a_project_is_checked_before_it_is_submitted(vfl, bank_project, monkeypa
     mistake(vfl("train", "project", "-s", setting))
 
 
-@pytest.mark.parametrize("option", [("--device", "cuda"), ("--runs", "here"), ("--download",)])
-def test_a_projects_parties_decide_what_an_experiment_file_is_told(vfl, bank_project, option):
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        (("--device", "cuda"), "each party's own file has this setting"),
+        (("--runs", "here"), "each party's own file names its store"),
+        (("--download",), "a party's own table is not downloaded"),
+    ],
+)
+def test_a_projects_parties_decide_what_an_experiment_file_is_told(vfl, bank_project, option, why):
     done = vfl("train", "project", *option)
     assert done.code == 2
-    assert f"{option[0]}: each party's own file has this setting" in done.err
+    assert f"{option[0]}: {why}" in " ".join(done.err.split())
 
 
 def test_only_a_project_is_simulated_and_only_with_every_folder(vfl, bank_project, breast_cancer):

@@ -84,6 +84,16 @@ def test_its_study_runs(well, kind):
     plugin = f"--plugin={name}/{name}.py"
     made = well(study, plugin, f"{name}/{study}.toml", "-s", f"{study}.seeds=[0]")
     assert name in made.out
+    well("submit", plugin, f"runs/{name}", "--out", "submission", "--author", "A. Name")
+
+
+def test_the_readme_loads_the_member_in_each_command_that_needs_it(well, tmp_path):
+    for kind in KINDS:
+        well("new", kind, f"own_{kind}")
+        readme = (tmp_path / f"own_{kind}" / "README.md").read_text().splitlines()
+        named = [line for line in readme if f"runs/own_{kind} " in line]
+        assert len(named) == 1
+        assert f"--plugin own_{kind}.py" in named[0]
 
 
 @pytest.mark.parametrize(

@@ -148,3 +148,16 @@ def test_the_former_commands_say_todays_name(vfl, service, former, path):
     assert f"warning: the command 'vfl {former} " in done.err
     assert "is called 'vfl up " in done.err
     assert "end it with Ctrl-C" in done.err
+
+
+@pytest.mark.parametrize("path", ["project/bank", "project/bank/party.toml"])
+def test_up_runs_a_further_rank_of_a_folder_or_file(vfl, bank_project, monkeypatch, path):
+    asked = []
+
+    def run_rank(file, rank):
+        asked.append((file, rank))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(federation, "_run_rank", run_rank)
+    vfl("up", path, "--rank", "1")
+    assert asked == [(Path("project/bank/party.toml"), 1)]

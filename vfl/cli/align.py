@@ -29,7 +29,9 @@ def align(
     preview: Annotated[
         bool, option("Count the common ids that each id rule adds; store nothing.", "--preview")
     ] = False,
-    rules: Annotated[str | None, option("Id rules to preview; by default all of them.")] = None,
+    rules: Annotated[
+        str | None, option("Id rules to preview, joined by +; by default all of vfl's own.")
+    ] = None,
     hidden: Annotated[
         int | None,
         option(
@@ -44,12 +46,13 @@ def align(
     """Find the rows that all parties have, without disclosing ids.
 
     For an experiment, one process runs every party with its own file, and writes row positions to
-    the folder in `data.alignment`. A project aligns on its SuperLink with the connected SuperNodes,
-    and every party stores its own row positions under the alignment's name. With --hidden no party
-    learns which rows are common, and the label party gets only results of regressions over the
-    common rows. Settings of the alignment are `data.id_rules` and the table `[align]`, such as
-    align.protocol=ecdh. With data.missing_rows=token the alignment also contains rows that some
-    party lacks, and the label party learns which party lacks which rows.
+    the folder in `data.alignment`, or else next to the experiment file. A project aligns on its
+    SuperLink with the connected SuperNodes, and every party stores its own row positions under the
+    alignment's name. With --hidden no party learns which rows are common: both parties learn how
+    many are common, and the label party also learns sums of products of two inputs over these rows,
+    from which it computes regressions. Settings of the alignment are `data.id_rules` and the table
+    `[align]`, such as align.protocol=ecdh. With data.missing_rows=token the alignment also contains
+    rows that some party lacks, and the label party learns which party lacks which rows.
     """
     if path.is_dir():
         _on_the_federation(path, settings or [], preview or hidden is not None, json)
@@ -118,7 +121,7 @@ def _hidden(experiment: Experiment, pad: int, json: bool) -> None:
 def align_on_the_federation(
     label: LabelFolder, settings: list[str], simulated: bool = False
 ) -> dict[str, Any]:
-    """Align the parties of a project; return the results by party."""
+    """Align the parties of a project; return the counts in the alignment's record."""
     from vfl.config.run_folder import new_run_name
     from vfl.core.storage import read_json
     from vfl.training import federated

@@ -13,7 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperArgument, TyperGroup
+from typer.utils import get_params_from_function
 
 from vfl.cli import (
     advise,
@@ -38,7 +41,27 @@ from vfl.core.registry import PLUGINS, load_plugin, named
 from vfl.core.text import logged
 from vfl.core.version import VERSION
 
+
+class _Group(TyperGroup):
+    """A group of commands that prints the help of arguments with every version of click.
+
+    Below version 0.21, which Flower does not allow, typer loses this help if click is 8.5 or later.
+    """
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        described = getattr(command and command.callback, "__wrapped__", None)
+        if command is None or described is None or isinstance(command, click.Group):
+            return command
+        known = get_params_from_function(described)
+        for one in command.params:
+            if isinstance(one, TyperArgument) and one.help is None:
+                one.help = getattr(known[str(one.name)].default, "help", None)
+        return command
+
+
 app = typer.Typer(
+    cls=_Group,
     rich_markup_mode="markdown",
     name="vfl",
     help="Train one network on columns that belong to different organisations.",
@@ -99,7 +122,7 @@ for _product in products().values():
 for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():
         if isinstance(_command, typer.Typer):
-            app.add_typer(_command, name=_name, rich_help_panel=_panel)
+            app.add_typer(_command, name=_name, cls=_Group, rich_help_panel=_panel)
         else:
             app.command(_name, rich_help_panel=_panel)(_command)
 app.command("grid-worker", hidden=True)(study.worker)
@@ -154,7 +177,8 @@ def main() -> None:
 
     Exit codes: 0 means success, 1 a bug in vfl, 2 a mistake in the
     user's files or arguments, 3 a failure of another party or the network. 130 means an interrupt,
-    143 a termination signal.
+    143 a termination signal. Code 1 of `advise`, `log`, `verify` and `privacy audit` also means
+    that the check failed; `status` also has the codes 4 and 5.
     """
     signal.signal(signal.SIGTERM, _end)
     try:
@@ -179,7 +203,7 @@ def main() -> None:
 def _worker(
     life: Annotated[int, argument("A pipe that closes with the service.", "FD")],
 ) -> None:
-    """Run as a long-lived worker for a party's sessions; the party's services start it."""
+    """Run as a long-lived worker of a party; `vfl up`, a service or `vfl demo` starts it."""
     federation.worker(life, main)
 
 

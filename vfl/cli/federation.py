@@ -60,8 +60,8 @@ def up(
     path: Annotated[
         Path,
         argument(
-            "The project or its label folder; or a feature party's own file.",
-            "PROJECT|party.toml",
+            "The project or its label folder; or another party's folder or own file.",
+            "PROJECT|PARTY",
         ),
     ] = Path(),
     accept: Annotated[
@@ -83,19 +83,19 @@ def up(
 ) -> None:
     """Run a party until it is interrupted: its Flower service and a long-lived worker process.
 
-    For the label party, PROJECT: the SuperLink, which registers the parties' keys. For a feature
-    party or a dealer, party.toml: the SuperNode, which is restarted when it ends. The command
-    prints vfl's messages about sessions. While the command runs, the commands train, evaluate and
-    predict start immediately.
+    For the label party, PROJECT: the SuperLink, which registers the parties' keys. For any other
+    party, its folder or party.toml: the SuperNode, which is restarted when it ends. The command
+    prints vfl's messages about sessions. While it runs at the label party, the commands train,
+    evaluate and predict start sooner, because the worker has already made their imports.
     """
     from vfl.config.party_file import RANKS_VARIABLE
     from vfl.federation.project import LabelFolder
 
     if ranks is not None:
         os.environ[RANKS_VARIABLE] = str(ranks)
-    if rank is not None:
-        _run_rank(path, rank)
     folder, file = (path, path / "party.toml") if path.is_dir() else (path.parent, path)
+    if rank is not None:
+        _run_rank(file, rank)
     if (folder / "app").is_dir() or (path.is_dir() and not file.exists()):
         label = LabelFolder.find(folder)
         for given in accept or ():
@@ -191,7 +191,7 @@ def _tender(label: LabelFolder) -> Callable[[], None]:
 
 
 def _renew_when_due(label: LabelFolder) -> None:
-    """Renew the SuperLink's certificate before it expires; new connections use the renewed one."""
+    """Renew the SuperLink's certificate if it expires soon; print an error that prevents this."""
     from vfl.core.errors import UserError
     from vfl.transport import renew_when_due
 
@@ -204,7 +204,7 @@ def _renew_when_due(label: LabelFolder) -> None:
 
 
 def _say_waiting(label: LabelFolder, new: Sequence[str]) -> None:
-    """Print registered keys, and keys whose fingerprints users must compare before registration."""
+    """Print newly registered keys, and keys whose fingerprints the label party must compare."""
     from vfl.federation import deployment
     from vfl.transport import fingerprint
 
@@ -219,7 +219,9 @@ def _say_waiting(label: LabelFolder, new: Sequence[str]) -> None:
 def _run_supernode(party_file: Path) -> None:
     """Run the party's SuperNode, and restart the SuperNode when it ends.
 
-    If waiting cannot remove the cause of an error, the function raises this error.
+    Raises:
+        VFLError: waiting cannot remove the cause, or the SuperNode has failed to start for five
+            minutes; see `vfl.core.processes.supervise`.
     """
     from vfl.config import read_party_file
     from vfl.core.processes import supervise
@@ -251,7 +253,13 @@ def _run_supernode(party_file: Path) -> None:
 def _monitored(
     party: PartyFile, certificates: Mapping[str, Path], is_up: Callable[[], bool]
 ) -> Iterator[None]:
-    """Until the block ends, serve a party's metrics and send its spans, if `party_file` says so."""
+    """Until the block ends, serve a party's metrics and send its spans, if its file has [monitor].
+
+    Args:
+        party: the party's own file.
+        certificates: certificates whose remaining days are a metric, by name.
+        is_up: function that returns whether the party's service runs.
+    """
     with ExitStack() as stack:
         if party.monitor is not None:
             from vfl.federation.monitor import monitored  # imported late, because it needs torch
@@ -274,7 +282,7 @@ def _play_rank(order: Order) -> None:
 
 
 def _run_rank(party_file: Path, rank: int) -> NoReturn:
-    """Run one session after another; report a session's error, then wait for the next session."""
+    """Run one session after another; print an error of a peer, then wait and try again."""
     from vfl.core.seeds import use_one_thread
     from vfl.session.ranks.machines import joined
 
@@ -310,7 +318,7 @@ def sessions(
     parties, codec, defense and secure mode. A row is counted each time that the party sends the
     row's cut. The epsilon is the defense's epsilon for sending the inputs of one row once, times
     the largest number of times that any single row was sent; it is "-" if the defense states no
-    epsilon. The last line has the sums over all runs.
+    epsilon. The last lines have the sums over all runs.
     """
     from vfl.config import read_party_file
     from vfl.session.store.party_folder import own_ledger
@@ -358,15 +366,20 @@ def renew(
         bool, option("Create a new authority, which the next renewal uses.", "--authority")
     ] = False,
     identity: Annotated[
-        bool, option("Instead, replace a party's identity key for secure sums.", "--identity")
+        bool,
+        option(
+            "With party.toml: replace the party's identity key, which secures pairs of parties and "
+            "signs the party's log.",
+            "--identity",
+        ),
     ] = False,
 ) -> None:
     """Renew the SuperLink's certificate, or replace a party's key.
 
     PROJECT, or its label folder: a new certificate for the SuperLink under the same authority,
     without any action of other parties. The folder of a party of vfl llm: the same. With
-    party.toml: a new key of that party's SuperNode, or with --identity its identity key for the
-    other feature parties. docs/security.md describes the whole procedure.
+    party.toml: a new key of that party's SuperNode, or with --identity a new identity key, which
+    the other parties must accept. docs/security.md describes the whole procedure.
     """
     from vfl.config import is_party_file, read_party_file
     from vfl.federation.joining import write_public
@@ -391,7 +404,9 @@ def renew(
         say("the old key then becomes invalid: restart vfl up")
         return
     if identity:
-        raise typer.BadParameter("only a feature party has an identity", param_hint="--identity")
+        raise typer.BadParameter(
+            "an identity key belongs to one party: give its party.toml", param_hint="--identity"
+        )
     stands = listening_in(path)
     label = None if stands else LabelFolder.find(path)
     certificates = path / "certificates" if label is None else label.certificates
@@ -469,7 +484,7 @@ def rank() -> None:
 
 
 def hand_over(path: Path) -> None:
-    """Let the label party's long-lived worker run this command; end with its exit code."""
+    """If the label party's long-lived worker can run this command, end with its exit code."""
     from vfl.federation import workers
 
     code = workers.hand_over(path, sys.argv[1:])
@@ -478,9 +493,9 @@ def hand_over(path: Path) -> None:
 
 
 def project_of(path: Path, settings: Sequence[str]) -> tuple[LabelFolder, Experiment]:
-    """Return a project and its experiment for a request to its SuperLink; show warnings.
+    """Return a project and its experiment for a request to its SuperLink; print warnings.
 
-    If the label party's long-lived worker runs the command, this process ends here.
+    If the label party's long-lived worker can run the command, this process ends here.
     """
     hand_over(path)
     from vfl.federation.project import LabelFolder
@@ -508,7 +523,7 @@ def _follow(
 
     Args:
         service: the running service.
-        supervise: object that supervises the service's worker.
+        supervise: function that restarts the service's worker if the worker has died.
         tend: function that `_follow` calls every few seconds.
     """
     say(f"its log is {service.log}; end it with Ctrl-C")
@@ -537,7 +552,7 @@ def _epsilon(entry: Entry) -> str:
 
 
 def _total(entries: Sequence[Entry], others: float, most: float | None, lost: float) -> str:
-    """Return the epsilon of all runs, and the epsilon that a restored store may not contain."""
+    """Return a line with the epsilon of all runs, and the epsilon that a restored copy may lack."""
     from vfl.session.store.session_ledger import total_epsilon
 
     stated = [entry for entry in entries if entry.epsilon is not None]

@@ -21,8 +21,9 @@ def add(
     source: Annotated[
         str,
         argument(
-            "A folder in the Hugging Face layout, a .gguf or .zip file, package:NAME of an "
-            "installed package that ships a model, or hub:ORG/NAME, which uses the network.",
+            "A folder in the Hugging Face layout; a .gguf or .zip file; word vectors as .txt, .vec "
+            "or .npy; package:NAME of an installed package that ships one of these; or "
+            "hub:ORG/NAME, which uses the network.",
         ),
     ],
     name: Annotated[str, argument("Name that experiment files use, such as smollm2.")],

@@ -85,7 +85,7 @@ OwnFile = Annotated[Path, argument("The party's own file.", "party.toml")]
 Run = Annotated[
     Path,
     argument(
-        "The folder that vfl train printed, or a project for its last run.",
+        "The folder that vfl train printed, or a project for its last run that ended well.",
         "RUN|PROJECT",
         callback=newest_run,
     ),
@@ -93,7 +93,7 @@ Run = Annotated[
 Write = Annotated[
     list[str] | None,
     option(
-        "Also write the run for another tool: tensorboard, or mlflow:store=FILE.db. Repeat.",
+        "Write the run for another tool: tensorboard, or mlflow:store=FILE.db. Repeat.",
         "SPEC",
         "--write",
     ),
@@ -133,14 +133,14 @@ class ProgressLine:
             self.tell(partial(progress_text, report))
 
     def tell(self, words: Callable[[], str]) -> None:
-        """Show a text if enough time has passed since the last text was shown."""
+        """Show a text: on a terminal at once, elsewhere if the last text was shown long ago."""
         if sys.stderr.isatty() and not logs_json():
             text = words()[: shutil.get_terminal_size().columns - 1]
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
             self._shown = True
         elif (now := time.monotonic()) >= self._due:
-            # In a training of a few seconds, the lines of epochs are enough; so the first progress
-            # line waits longer.
+            # In a training of a few seconds, the lines of epochs are enough; so the first call
+            # prints nothing.
             if self._due > -math.inf:
                 say(words())
             self._due = now + (_PLAIN_EVERY_S if self._due > -math.inf else _PLAIN_FIRST_S)
@@ -185,7 +185,7 @@ def progress_text(report: ProgressReport) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a remaining time roughly; a similar function for pages prints more digits.
+    """Format a duration roughly; a similar function for pages prints more digits.
 
     >>> duration(7.4), duration(130), duration(7500)
     ('7 s', '2 min 10 s', '2 h 5 min')

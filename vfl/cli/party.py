@@ -1,4 +1,4 @@
-"""``vfl party``: adds, removes or renames parties of a running project."""
+"""``vfl party``: adds, accepts, removes or renames parties of a running project."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def add(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Add a feature party to a project, at the label party.
+    """Add a feature party to the experiment of a project, at the label party.
 
-    Add a feature party to the experiment of a project. PROJECT/NAME becomes the feature party's
-    folder, which you send to that party. In a project on one machine, the command makes the party's
-    keys, and --table sets the path of its table; otherwise the party makes its keys with `vfl
-    join`. Other parties need `vfl party accept` before they have sessions with the new party.
+    PROJECT/NAME becomes the feature party's folder. In a project on one machine, the command makes
+    the party's keys, and --table sets the path of its table; otherwise you send the folder to the
+    party, which makes its keys with `vfl join`. Other parties need `vfl party accept` before they
+    have sessions with the new party.
     """
     from vfl.cli.project import described
     from vfl.federation import members
@@ -79,8 +79,9 @@ def accept(
 ) -> None:
     """Accept another party's public keys, after its owner has read their fingerprint aloud.
 
-    At the label party, `vfl up` then lets the other party connect. Another party pins its identity
-    and consents to sessions with it: `members` in the [consent] of its own file.
+    At the label party, `vfl up` then lets the other party connect. At any other party, the command
+    pins the other party's identity key, and consents to sessions with that party: `members` in the
+    [consent] of the own file.
     """
     from vfl.core.errors import ConfigError
     from vfl.federation import joining, members
@@ -100,9 +101,9 @@ def accept(
 def remove(name: Name, path: Where = Path(), json: Json = False) -> None:
     """Remove a feature party from a project; run by another party, refuse sessions with that party.
 
-    The label party removes the removed party's settings, its key, and its rows in alignments. Runs
-    with the removed party remain readable; they can predict without it if they were trained with
-    `data.missing_rows = "token"`.
+    The label party removes the party's settings and its key, and the alignments that need its rows.
+    Runs with the removed party remain readable; they can predict without it only if they were
+    trained with `data.missing_rows = "token"`.
     """
     from vfl.federation import joining, members
     from vfl.federation.project import LabelFolder
@@ -122,8 +123,9 @@ def rename(
 ) -> None:
     """Rename a feature party, first at the label party and then at every other party.
 
-    The party's keys, ledgers and logs continue under the new name. Runs with the party under its
-    old name remain readable, but cannot predict any more.
+    The party's identity key, ledgers and log continue under the new name. Its SuperNode gets a new
+    key, which the label party must accept, and rows must be aligned again. Runs with the party
+    under its old name remain readable, but cannot predict any more.
     """
     from vfl.federation import joining, members
     from vfl.federation.project import LabelFolder

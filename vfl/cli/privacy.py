@@ -19,9 +19,14 @@ BatchSize = Annotated[
     int | None, option("Rows per batch; with Poisson sampling, the expected number of rows.", min=1)
 ]
 Epochs = Annotated[int | None, option("Number of passes over the rows.", min=1)]
-Rate = Annotated[float | None, option("Probability that a step uses a row, in place of rows.")]
+Rate = Annotated[
+    float | None,
+    option("Probability that a step uses a row, in place of --rows and --batch-size."),
+]
 Steps = Annotated[int | None, option("Steps, in place of epochs.", min=1)]
-Delta = Annotated[float, option("Delta; must be below 1 over the number of rows.")]
+Delta = Annotated[
+    float, option("Delta; should be below 1 over the number of rows, which vfl does not check.")
+]
 Sampling = Annotated[
     Literal["poisson", "shuffled"],
     option("Method that samples batches; shuffled batches have no privacy amplification."),
@@ -130,7 +135,7 @@ def audit(
     use_one_thread()
     folder = RunFolder.open(path) if path.is_dir() else None
     if folder is not None and settings:
-        raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set")
+        raise typer.BadParameter("a run keeps its settings", param_hint="--set")
     experiment = folder.experiment() if folder else read_checked(path, settings or [])[0]
     data = load_data(experiment, download=download)
     report = audited(
@@ -161,6 +166,9 @@ def _planned(
 
     The number of steps counts those in which a given row can take part. The sensitivity is a
     multiple of the clipping norm.
+
+    Raises:
+        BadParameter: the options describe no training, or two trainings.
     """
     by_rows, by_rate = (rows, batch_size, epochs), (rate, steps)
     if (None in by_rows) == (None in by_rate) or any(by_rows) == any(by_rate):

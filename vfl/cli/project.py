@@ -29,7 +29,7 @@ _WHOSE = {
     "own": "your keys",
     "foreign": "keys that came with this folder: make your own with vfl renew party.toml",
 }
-_MOST_NOTES = 4  # largest number of a table's columns that the command prints
+_MOST_NOTES = 4  # largest number of notes about a table that a command prints
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
@@ -48,9 +48,9 @@ def demo(
 ) -> None:
     """Train on images of digits: left and right halves at two parties, labels at a third.
 
-    The command starts a SuperLink and two SuperNodes on this machine (TLS, registered keys), trains
-    on them, and then ends these services. All files stay in FOLDER, by default a new folder under
-    runs/.
+    Without --in-process, the command starts a SuperLink and two SuperNodes on this machine (TLS,
+    registered keys), trains on them, and then ends these services. All files stay in FOLDER, by
+    default a new folder under runs/.
     """
     if not in_process:
         run_among_parties()
@@ -78,7 +78,7 @@ def init(
         ),
     ] = None,
     party: Annotated[
-        list[str] | None, option("A feature party; repeat the option for each one.")
+        list[str] | None, option("A feature party; repeat the option for each party.")
     ] = None,
     tables: Annotated[
         list[str] | None,
@@ -88,7 +88,9 @@ def init(
             "--from",
         ),
     ] = None,
-    label: Annotated[str, option("The label column of its table.")] = "",
+    label: Annotated[
+        str, option("Label column of the label party's table, or of the only one.")
+    ] = "",
     ids: Annotated[
         list[str] | None,
         option("The id column, if vfl does not find it.", "[PARTY=]COLUMN", "--id"),
@@ -113,7 +115,7 @@ def init(
         ),
     ] = None,
     label_party: Annotated[str, option("The party with the labels.")] = "label",
-    dealer: Annotated[str, option("A dealer without data, for --secure.")] = "",
+    dealer: Annotated[str, option("A dealer without data, whose name turns on --secure.")] = "",
     secure: Annotated[
         str,
         option(
@@ -147,9 +149,9 @@ def init(
     FOLDER must be a new folder. FOLDER/README.md has the commands of each party. Without --host,
     all parties are on this machine and the command makes their keys; with --host, each party makes
     its own keys with `vfl join`. The command describes the tables that --from gives: party files
-    contain their format, their columns and warnings, and trial.toml trains with all of these tables
-    in one process. With only --from TABLE, the command writes a party.toml in the folder of that
-    table.
+    contain their format, their columns and warnings. If every party has a table, trial.toml trains
+    with all of them in one process. With only --from TABLE, the command writes a party.toml in the
+    folder of that table.
     """
     from vfl.core.errors import ConfigError
     from vfl.federation.project import Project
@@ -220,8 +222,9 @@ def join(
 
     The command describes the table, and sets the table's format and input columns in `[data]`; the
     rest of party.toml is unchanged. The command makes the party's keys if they are missing. Then
-    send NAME.pub, the public key, to the label party, and read its fingerprint aloud to the label
-    party. The label party gives PROJECT as FOLDER.
+    send NAME.pub, the public keys, to the label party, and read their fingerprint aloud to the
+    label party. The label party gives PROJECT as FOLDER; it gets no keys, and the command adapts
+    the experiment to the table (task, own columns, alignment and id rules).
     """
     from vfl.config import read_party_file
     from vfl.experiments import plan
@@ -382,7 +385,7 @@ def _task_of(text: str) -> tuple[str, str]:
 
 
 def _party_of(source: str) -> str:
-    """Return a party name that is derived from the file name of the party's table."""
+    """Return a valid party name that is derived from the file name of a table."""
     stem = re.sub(r"[^a-z0-9_-]+", "-", Path(source).name.partition(".")[0].lower()).strip("-_")
     return stem[:32] if stem[:1].isalpha() else "party"
 
@@ -402,7 +405,7 @@ def _say_notes(
 
 
 def _write_party_file(found: dict[str, Table], label: str, others: object) -> None:
-    """Write a party file into the folder of the only table."""
+    """Write a party file into the folder of the only table; for a database, into this folder."""
     from vfl.config import PartyFile
     from vfl.config.toml import check
     from vfl.core.errors import ConfigError, RunFolderError
@@ -443,16 +446,17 @@ def check(
         float | None, option("Round-trip time that a feature party measured, for advice on speed.")
     ] = None,
     mbps: Annotated[
-        float | None, option("Bandwidth of the label party, for the same advice.")
+        float | None,
+        option("With --round-trip-ms or --measure: bandwidth of the label party in Mbit/s."),
     ] = None,
     json: Json = False,
 ) -> None:
     """Check files and data without training, and show the plan.
 
     For an experiment file, the command also checks data and models; for a party file, the table of
-    that party; for a project, the label party's table. A remote party measures its round-trip time
-    to the SuperLink with --measure; with --round-trip-ms, the label party gets advice for this
-    time.
+    that party; for a project, the label party's table and model. A remote party measures its
+    round-trip time to the SuperLink with --measure; with --round-trip-ms, the label party gets
+    advice for this time.
     """
     from vfl.core.errors import ConfigError
     from vfl.experiments import plan
@@ -547,7 +551,7 @@ def _plan_of(path: Path, settings: list[str]) -> tuple[dict[str, Any], Experimen
 
 
 def _measured(round_trip_ms: float) -> dict[str, Any]:
-    """Return the command by which the label party gets advice for this party's network."""
+    """Return the round-trip time, and the command by which the label party gets advice for it."""
     command = f"vfl check PROJECT --round-trip-ms {round_trip_ms:.0f}"
     return {
         "round_trip_ms": round(round_trip_ms, 1),

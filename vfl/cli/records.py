@@ -40,9 +40,10 @@ def log(
     """Show the log of a party's sessions, and verify it.
 
     Each line of the log contains a hash of the line before it, and is signed with the party's
-    identity key. The exit code is 1 if a line was changed, moved or removed, if no given key has
-    signed it, or if another party's log differs. Lines that no other party's log confirms are only
-    the party's own statement.
+    identity key, if the party has one. The exit code is 1 if a line was changed, moved or removed,
+    if no given key has signed a line, or if another party's log differs. Only another party's log
+    shows that the last lines were removed, or that the party rewrote its log: lines that no other
+    log confirms are only the party's own statement.
     """
     from vfl.config import is_party_file, read_party_file
     from vfl.session.store.identity import Identity, Pin
@@ -81,7 +82,7 @@ def forget(
     ids: Annotated[
         Path,
         option(
-            "File with the ids to forget, one per line; tabs separate several columns.",
+            "File with the ids to forget, one per line; tabs separate the columns of an id.",
             "FILE",
             "--ids",
         ),
@@ -94,11 +95,11 @@ def forget(
 ) -> None:
     """Erase rows at the party that owns them, and list remaining data about these rows.
 
-    The command removes the rows from stored row positions, digests of ids, predictions and traces.
-    The command marks the runs that were trained on the erased rows. The other parties receive the
-    erased rows' positions when the next session begins; predictions of all other rows continue
-    without a new alignment. The command prints no id. `KEPT` in `vfl/session/store/erasure.py`
-    lists every file with data about rows.
+    The command removes the rows from stored row positions, digests of ids and predictions, and
+    deletes the traces of runs that used the rows. The command marks the runs that used the erased
+    rows. The other parties receive the erased rows' positions when the next session begins;
+    predictions of all other rows continue without a new alignment. The command prints no id. `KEPT`
+    in `vfl/session/store/erasure.py` lists every file with data about rows.
     """
     from dataclasses import asdict
 

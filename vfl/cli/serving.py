@@ -1,4 +1,4 @@
-"""``vfl serve`` and ``clients``: serve a run over HTTP, and manage the clients."""
+"""``vfl serve``, ``clients``, ``promote``, ``rollback``: serve runs over HTTP, manage clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _END_S = 30.0
 
 
 def _served_run(path: Path | None) -> Path | None:
-    """Return the run at a path; of a project or folder, the promoted run or else the newest run."""
+    """Return the run at a path; of a project or folder, the promoted run or else the last run."""
     if path is None or (path / "run.json").exists():
         return path
     from vfl.core.errors import RunFolderError
@@ -112,9 +112,10 @@ def serve(
     RUN is the folder that `vfl train` printed. In a federation the feature parties answer from
     their SuperNodes, for rows of each party's table: `data.predict`, or else `data.source`. In one
     process, the rows are the test rows of the experiment. `vfl promote OTHER` switches a running
-    service to another run. Options of the command override `[serve]` in the label party's party
-    file. A label party that --task names listens at the address in `[serve]` of its own party file;
-    in one process, its task is served instead of the leading party's task.
+    service to another run. Options of the command override `[serve]` in the label party's own file,
+    or the defaults in one process. A label party that --task names listens at the address in
+    `[serve]` of its own party file; in one process, its task is served instead of the leading
+    party's task.
     """
     from vfl.config.run_folder import RunFolder
     from vfl.serving import front
@@ -159,7 +160,7 @@ def clients(
     path: Annotated[
         Path,
         argument(
-            "The object whose clients are managed: a run, a project, or a label party's own file.",
+            "A run, a project, or a label party's own file, whose clients are managed.",
             "RUN|PROJECT|party.toml",
         ),
     ],
@@ -183,7 +184,8 @@ def clients(
     """List the clients of a label party's services, add a client, or remove one.
 
     Each client has a token, of which vfl stores only a digest. All services of a project use the
-    same list of clients and the same limits; a running service applies a change within two seconds.
+    same list of clients, and count a client's rows and requests together; a running service applies
+    a change within two seconds. A run that one process trained has a list of its own.
     """
     from vfl.serving.clients import Budgets, Clients
 
@@ -286,7 +288,7 @@ def _say_promoted(run: Path, addresses: list[str], json: bool) -> None:
 
 
 def _on_the_federation(run: Path) -> None:
-    """Submit a serving session and report its progress; after an interrupt, end in order."""
+    """Submit a serving session and print its notes; after an interrupt, end in order."""
     hand_over(run)
     from vfl.training import federated
     from vfl.training.promotion import STOP_FILE

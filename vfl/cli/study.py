@@ -1,4 +1,4 @@
-"""``vfl compare``, ``value``, ``grid``, ``attack``, ``compress``: studies."""
+"""``vfl compare``, ``value``, ``grid``, ``attack``, ``submit``, ``verify``, ``compress``."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def compare(
     only: Annotated[
         str | None,
         option(
-            "Train only cells whose line in the output of --dry-run contains these words.", "WORDS"
+            "Train only cells whose line in the output of --dry-run contains this text, as whole "
+            "words.",
+            "WORDS",
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -179,9 +181,9 @@ def grid(
 ) -> None:
     """Attack the models of every defense with all attacks, and write a table and a page.
 
-    One victim (attacked model) is trained per defense, adversary and seed; the leaked rows are the
-    same for all defenses. The same command continues where an earlier call stopped, and computes
-    only missing results.
+    One victim (attacked model) is trained per defense or codec, adversary and seed; the leaked rows
+    are the same for all defenses. The same command continues where an earlier call stopped, and
+    computes only missing results.
     """
     if add_attack is not None:
         wrong = {
@@ -210,7 +212,8 @@ def attack(
     leaks: Annotated[str, option("Numbers of leaked labels per class.", "1,5,10")] = "1,5,10",
     draws: Annotated[int, option("Draws of leaked rows.", min=1)] = 3,
     party: Annotated[
-        str | None, option("The feature party that attacks; by default the first.")
+        str | None,
+        option("The feature party that attacks or is attacked; by default the first."),
     ] = None,
     settings: Set = None,
     json: Json = False,
@@ -219,8 +222,9 @@ def attack(
 
     --set changes a setting of [grid], such as leaks_from=validation or trained_by=owner. Scores are
     stored in the run's folder and shown on the run's page; an attack whose score is stored is not
-    repeated. Attacks on gradients need a run that was trained with -s trace.phases=train, and
-    attacks on columns a run trained with -s 'trace.phases=["validation", "test"]'.
+    repeated. Attacks on gradients need a run that was trained with -s trace.phases=train, and most
+    attacks on columns a run trained with -s 'trace.phases=["validation", "test"]'; an error names
+    the missing recording.
     """
     from vfl.config import GridSettings
     from vfl.config.run_folder import RunFolder
@@ -292,8 +296,9 @@ def verify(
 ) -> None:
     """Repeat some trainings and attacks of a submission, and compare the results with its figures.
 
-    The exit code is 1 if fewer than 95 % of the figures match, or if the data sets differ. Code of
-    the submission's plug-ins runs only if you load that code with --plugin FILE.
+    The exit code is 1 if fewer than 95 % of the figures match, if a figure of quality does not
+    match, or if the data sets differ; if a training fails, it is the code of its error. Code of the
+    submission's plug-ins runs only if you load that code with --plugin FILE.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.experiments import submission
@@ -344,8 +349,8 @@ def compress(
     4 bytes for each value (wire_ratio); that share as the literature counts, without headers
     (formula_ratio); the order-0 entropy of the symbols with known frequencies, without headers and
     scales (entropy_bound_bytes); the L2 norm of the loss over that of the cut (relative_error);
-    times of the median frame on this machine. size, sign and rate are measured untrained: they then
-    drop no values, and rate has its initial size.
+    times of the median frame on this machine. size, sign, rate and bottlenet have a trained part,
+    which is untrained here: their error is not shown, and rate has its initial size.
     """
     from vfl.compression.compare import compare_codecs, default_specs, format_table
     from vfl.training.specs import check_codecs
@@ -368,7 +373,7 @@ def worker(
         bool, option("Run only attacks from outside, on stored victims.", "--outside")
     ] = False,
 ) -> None:
-    """Run the cells whose names arrive on standard input; `--jobs` starts this command."""
+    """Run the cells whose names arrive on standard input; `--jobs` above 1 starts this command."""
     with quick_imports():
         from vfl.core.seeds import use_one_thread
         from vfl.experiments.scheduler import serve
@@ -411,7 +416,7 @@ def _study(
     json: bool,
     only: str | None = None,
 ) -> None:
-    """Train a study's cells, report each cell, print results; end with the worst exit code."""
+    """Train a study's cells, report each cell, print results; if cells failed, end with a code."""
     with quick_imports():
         from vfl import experiments as room
         from vfl.core.seeds import use_one_thread
@@ -491,7 +496,7 @@ def say_attack(ended: FinishedAttack) -> None:
 
 
 class _Paced:
-    """Passes finished cells or attacks on, with at least a few seconds between two calls."""
+    """Passes finished attacks on, with at least a few seconds between two calls; skips others."""
 
     def __init__(self, told: Callable[[FinishedAttack], None], every_s: float = 3.0) -> None:
         self._told, self._every_s, self._next = told, every_s, 0.0

@@ -44,8 +44,15 @@ if TYPE_CHECKING:
     from vfl.config.run_folder import RunFolder
 
 
-#: Options that are only for an experiment file, and options that are only for a project.
-_OF_A_FILE, _OF_A_PROJECT = ("runs", "download", "device", "threads"), ("engine",)
+#: Options that are only for an experiment file, each with the reason; and options that are only for
+#: a project.
+_OF_A_FILE = {
+    "runs": "each party's own file names its store, which contains the runs",
+    "download": "a party's own table is not downloaded",
+    "device": "each party's own file has this setting",
+    "threads": "each party's own file has this setting",
+}
+_OF_A_PROJECT = ("engine",)
 Explain = Annotated[
     list[str] | None,
     option(
@@ -68,7 +75,8 @@ def train(
     settings: Set = None,
     runs: Annotated[Path, option("Parent folder of run folders (in one process).")] = Path("runs"),
     resume: Annotated[
-        Path | None, option("The folder of an interrupted run, which the training continues.")
+        Path | None,
+        option("The folder of an interrupted or failed run, which the training continues."),
     ] = None,
     start: Annotated[
         Path | None,
@@ -102,9 +110,9 @@ def train(
     An experiment file trains with every party in this process. A project, which is a folder that
     `vfl init` wrote, trains on the project's SuperLink with the connected SuperNodes. With
     `--engine simulation` no service has to run: Flower simulates the parties of a project whose
-    folders are all on this machine. `--resume RUN` continues an interrupted run from its last
-    checkpoint, with the run's own settings. With `--from RUN` every party starts from its weights
-    in a run that ended well, and encodes its table as in that run.
+    folders are all on this machine. `--resume RUN` continues an interrupted or failed run from its
+    last checkpoint, with the run's own settings. With `--from RUN` every party starts from its
+    weights in a run that ended well, and encodes its table as in that run.
     """
     if resume and (settings or start):
         raise typer.BadParameter("a resumed run keeps its settings", param_hint="--set, --from")
@@ -115,9 +123,7 @@ def train(
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(
-                "each party's own file has this setting"
-                if project
-                else "only a project has an engine",
+                _OF_A_FILE[name] if project else "only a project has an engine",
                 param_hint=f"--{name}",
             )
     if write:
@@ -187,7 +193,12 @@ def _compare_with_label_party(run: Path) -> None:
 
 
 def _beginning(path: Path, start: Path, runs: Path) -> str:
-    """Return the setting for the earlier run, whose folder must be next to the new run's folder."""
+    """Return the setting for the earlier run, whose folder must be next to the new run's folder.
+
+    Raises:
+        RunFolderError: the earlier run has not ended well, or its folder is damaged.
+        ConfigError: its folder is elsewhere.
+    """
     from vfl.config.run_folder import RunFolder
     from vfl.training.promotion import runs_of
 
@@ -208,7 +219,9 @@ def evaluate(
     run: Run,
     beside: Annotated[
         list[Path] | None,
-        option("Another run; all runs are scored on common rows that none was trained on."),
+        option(
+            "Another run; all runs are scored on common rows that none was trained or validated on."
+        ),
     ] = None,
     explain: Explain = None,
     device: Device = "cpu",
@@ -263,11 +276,12 @@ def predict(
 ) -> None:
     """Predict with a run's weights; write predictions.csv to the label party's run folder.
 
-    In one process: the command predicts the test rows of the experiment. In a
-    federation, it predicts the rows of the file in the setting `data.predict` of every party. With
-    `--explain PARTY`, the party's part of the run folder gets explanations.csv with the Shapley
-    value of each of the party's columns for each row. With `--ids FILE --out FILE`, the command
-    queries a running `vfl serve` only for the rows of FILE, and writes the answers as a table.
+    In one process: the command predicts the rows on which `vfl evaluate` tests the run. In a
+    federation, it predicts the rows that every party's own file names: `data.predict`, or else
+    `data.source`. With `--explain PARTY`, the party's part of the run folder gets explanations.csv
+    with the Shapley value of each of the party's columns for each row. With `--ids FILE --out
+    FILE`, the command queries a running `vfl serve` only for the rows of FILE, and writes the
+    answers as a table.
     """
     if ids is not None:
         if explain:
@@ -345,7 +359,11 @@ def _write_answers(
 
 
 def _served_at(run: Path) -> str:
-    """Return the address of a prediction service of a run on this machine."""
+    """Return the address of a service that answers with a run on this machine.
+
+    Raises:
+        UserError: no such service is running.
+    """
     from vfl.training.status import run_status
 
     address = run_status(run).address
@@ -394,7 +412,7 @@ def _predict_all(run: Path, device: str, json: bool, explain: Sequence[str]) -> 
 def _unfamiliar(run: Path) -> dict[str, Any]:
     """Return, by party, counts of cells in predicted rows of a kind that no training row has.
 
-    In a federation the label party knows only the count of its own table.
+    In a federation the label party knows only the counts of its own table.
     """
     from vfl.session import PartyFolder
 
@@ -442,7 +460,8 @@ def report(
     run: Annotated[Path, argument("The folder of a run, a comparison or a grid.", "RUN")],
     show: Annotated[bool, option("Open the page in the browser.", "--open")] = False,
     alone: Annotated[
-        bool, option("First train each party alone, to show the gain over each.", "--alone")
+        bool,
+        option("First train each party alone, to show the gain over each party.", "--alone"),
     ] = False,
     cost: Annotated[
         float | None,
@@ -454,8 +473,9 @@ def report(
 ) -> None:
     """Build report.html for a run: one static file.
 
-    RUN is the folder that `vfl train` or `vfl compare` printed. With --write, the command instead
-    writes a training run in another tool's format; during the training, up to its current state.
+    RUN is the folder that `vfl train`, `vfl compare`, `vfl grid` or `vfl value` printed. With
+    --write, the command instead writes a training run in another tool's format; during the
+    training, up to its current state.
     """
     if write:
         write_elsewhere(run, write)
@@ -483,7 +503,11 @@ def report(
 def on_the_federation(
     project: Path, settings: list[str], resume: Path | None = None, simulated: bool = False
 ) -> Path:
-    """Train with the parties of a project; return the run's folder."""
+    """Train with the parties of a project, which first align their rows if necessary.
+
+    Returns:
+        The run's folder.
+    """
     label, experiment = project_of(project, settings)
     from vfl.config import read_party_file
     from vfl.config.run_folder import new_run_name
@@ -520,7 +544,7 @@ def on_the_federation(
 
 
 def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
-    """Evaluate several one-process runs on common rows, and print one line per run."""
+    """Evaluate several runs of the same kind on common rows, and print one line per run."""
     from vfl.config.run_folder import RunFolder
     from vfl.core.seeds import use_one_thread
     from vfl.training.run import evaluate_together
