@@ -292,8 +292,9 @@ class DenseCodec(PackedCodec):
             for each row, one number that identifies the positions of the non-zero values, and then
             these values' codes. ``range``: adaptive entropy coding, for codes of at most 8 bits.
         scale: group of values with a common scale in training, ``batch`` or ``row``; a query has
-            one scale per row. With ``agreed``, a training batch has one scale, and a query has
-            none: the codec clips its values to running means of the range limits in training.
+            one scale per row. With ``agreed``, a training batch has one scale. After the first
+            training step, a query then has none: the codec clips its values to running means of the
+            range limits in training.
         grad: format of a gradient: ``fp32``, ``bf16``, or 2 to 8 bits with one scale per row and
             random rounding without bias.
         pad: ``query``, ``always`` or ``no``, see `PackedCodec`.

@@ -1,8 +1,8 @@
 """Bottoms, mergers and tops: the parts of a network, each with a name.
 
 A feature party builds a bottom from the shape of its rows and the width of its cut. The label party
-builds a merger from the widths of all cuts, and a top from the width of the merged cut. No party
-ever receives another party's weights.
+builds a merger from the widths of all cuts, and a top from the width of the merged cut. In split
+training, no party receives another party's weights.
 
 >>> make_top("linear").build(width=8, outputs=3)
 Linear(in_features=8, out_features=3, bias=True)

@@ -34,10 +34,10 @@ parties do not have):
     santext, custext                     4 N c;
     mixup                                8 R c.
 
-For defenses that learn, R is at least 128 and S at least 3. With [dp], S is 6 larger. The bytes
-that ``passport``, ``layer_norm`` and ``potential`` need are part of the bottom; other defenses add
-nothing. If parties compute the first layer on additive shares, the bytes of the layer's ring
-elements count.
+For defenses that learn, A and L are those of at least 128 rows, and S is at least 3. With [dp], S
+is 6 larger. The bytes that ``passport``, ``layer_norm`` and ``potential`` need are part of the
+bottom; other defenses add nothing. If parties compute the first layer on additive shares, the bytes
+of the layer's ring elements count.
 """
 
 from __future__ import annotations

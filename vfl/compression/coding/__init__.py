@@ -12,7 +12,7 @@ without gaps.
 1. If the option ``values`` is 1 to 8 bits, the scales are the smallest and the largest kept value
    as two bfloat16 numbers: the smallest rounded down, the largest rounded up. With other values of
    this option, there are no scales. In training, a batch has one pair of scales. A query has one
-   pair per row, or no scales with ``scale=agreed``.
+   pair per row, or no scales with ``scale=agreed`` (after the first training step).
 2. A row consists of the set of its indices c_1 < ... < c_k and then of its k values in the same
    order. With ``packer=enumerative``, the set is written as the number C(c_1, 1) + ... + C(c_k, k)
    in ceil(log2 C(d, k)) bits, where C is the binomial coefficient. With ``packer=index``, the set

@@ -3,9 +3,9 @@
 The coder represents a symbol's probability as a share, a multiple of 1 / 2^15. Encoder and decoder
 keep equal counts of the symbols sent so far; the counts change only when both parties commit a
 training step. So a frame that is sent again, or belongs to an abandoned attempt of a step, was
-always coded with the counts of that step. A byte at the start of each frame identifies the history
-of the counts. The tag byte shows that the sender has lost a step, or uses another version of the
-coder.
+always coded with the counts of that step. A tag byte at the start of each frame depends on the
+history of the counts. By this byte, the receiver detects a sender that has lost a step, or uses
+another version of the coder.
 
 Source: Duda 2013, rANS (arXiv 1311.2540), with several interleaved states (Giesen 2014, arXiv
 1402.3392). Several interleaved states make consecutive symbols independent of each other, so that
@@ -75,7 +75,7 @@ def encode(shares: Shares) -> bytes:
 def encode_columns(table: Shares, codes: Symbols) -> bytes:
     """Encode a cut's codes as bytes; each column uses its own row of the table.
 
-    For few columns the function uses one state and codes the columns one after another, as `encode`
+    For a small cut the function uses one state and codes the columns one after another, as `encode`
     does. Otherwise it uses several states: it codes as many columns at once as there are states,
     row by row, and then the next columns. Then the first byte is the binary logarithm of the number
     of states; the states and the 16-bit words follow. Within a row, the word of the last state
