@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -73,6 +74,8 @@ COMPARISONS = ("fm20", "review_polarity", "yoochoose_filtered", "tiny_imagenet_3
 _OF_CODEC = {"test_accuracy": (TEST, "accuracy"), "test_hit_rate": (TEST, "hit_rate")}
 #: Results of a command that do not depend on time.
 _SENT = frozenset({"bytes_online", "bytes_offline", "online_mib", "offline_mib", "messages"})
+#: Texts of a stored row about its run; the other texts name the row among those of its command.
+_OF_RUN = frozenset({"bench", "line", "command", "day"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class Figure:
     Attributes:
         page, task, defense, what: page, task, defense and name of the result.
         stored, again: the stored and the repeated result; `again` is None if no victim was trained
-            completely.
+            completely, or if the command no longer prints this result.
     """
 
     page: str
@@ -102,7 +105,7 @@ class Figure:
 
     def __str__(self) -> str:
         """One line."""
-        again = "no victim" if self.again is None else points_text(self.again)
+        again = "not repeated" if self.again is None else points_text(self.again)
         line = f"{self.page}  {self.task}  {self.defense}  {self.what}  "
         line += f"{points_text(self.stored)} -> {again}"
         return line + ("" if self.holds else "  FALLEN")
@@ -385,10 +388,12 @@ def of_published(asked: Asked) -> Iterator[Figure]:
     """Yield bytes and messages of the drawn commands, relative to the stored values.
 
     Commands that emulate a network link need the right to make network namespaces, and are left
-    out.
+    out. Rows of BFV are left out if tenseal is not installed (``vfl[he]``).
     """
     text = (asked.results / "published_runs.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]
+    if not find_spec("tenseal"):
+        rows = [row for row in rows if "by BFV" not in row.get("mode", "")]
     known = [
         (row["bench"], row["command"])
         for row in rows
@@ -400,16 +405,26 @@ def of_published(asked: Asked) -> Iterator[Figure]:
                 [sys.executable, "-m", *command.split(), "--json"],
                 check=True, capture_output=True, text=True,
             )  # fmt: skip
-            own = [row for row in rows if row["command"] == command]
-            for was, row in zip(own, json.loads(given.stdout), strict=True):
-                yield from _published(bench, was, row)
+            repeated = json.loads(given.stdout)
+            for was in (row for row in rows if row["command"] == command):
+                yield from _published(bench, was, repeated)
 
 
-def _published(bench: str, was: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Figure]:
-    name = " ".join(value for value in row.values() if isinstance(value, str))
-    for what in sorted(_SENT.intersection(row)):
+def _published(
+    bench: str, was: Mapping[str, Any], repeated: Sequence[Mapping[str, Any]]
+) -> Iterator[Figure]:
+    """Yield the results of a stored row, beside those of the repeated row with the same texts."""
+    texts = {
+        name: value
+        for name, value in was.items()
+        if isinstance(value, str) and name not in _OF_RUN
+    }  # fmt: skip
+    same = (row for row in repeated if texts == {name: row.get(name) for name in texts})
+    row = next(same, None)
+    for what in sorted(_SENT.intersection(was)):
         if was[what]:
-            again = Estimate(row[what] / was[what], None, 1)
+            again = None if row is None else Estimate(row[what] / was[what], None, 1)
+            name = " ".join(texts.values())
             yield Figure("published", bench, name, what, Estimate(1.0, None, 1), again)
 
 

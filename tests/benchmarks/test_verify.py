@@ -67,6 +67,25 @@ def test_bytes_of_a_command_are_compared_and_times_are_not(monkeypatch, tmp_path
     assert (found.what, found.again.mean, found.holds) == ("bytes_online", 1.02, False)
 
 
+def test_rows_of_a_command_are_compared_by_name_in_any_order(monkeypatch, tmp_path):
+    """A command may print other rows, or the stored rows in another order."""
+    stored = {"bench": "decoder", "command": "benchmarks.decoder", "line": "100mbps,20ms"}
+    names = [("gelu 1000", "thesis"), ("gelu 1000", "fast"), ("argmax 1000", "fast")]
+    rows = [
+        {"what": what, "mode": mode, "messages": at} for at, (what, mode) in enumerate(names, 2)
+    ]
+    (tmp_path / "published_runs.jsonl").write_text(
+        "\n".join(json.dumps(stored | row | {"day": "2026-11-29"}) for row in rows)
+    )
+    printed = [rows[1], {"what": "layer 64", "mode": "fast", "messages": 10}, rows[0]]
+    answer = subprocess.CompletedProcess([], 0, json.dumps(printed))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    found = verify.bench_verify(["published"], share=1.0, out=tmp_path, results=tmp_path)
+    assert [one.defense for one in found] == [" ".join(name) for name in names]
+    assert [one.holds for one in found] == [True, True, False]
+    assert found[2].again is None
+
+
 TINY = """
 name = "tiny"
 data = { source = "digits", rows = 400, split = "shuffled" }
