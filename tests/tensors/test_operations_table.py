@@ -1,11 +1,13 @@
 """The table of every operation on shares is that of today: its rounds and its bytes."""
 
 import csv
+import re
 
 import pytest
 
 from benchmarks.tensor_operations import FILE, ON_PAGE, OPERATIONS, PAGE, markdown, measured
 from vfl.mpc.many.members import LocalMembers
+from vfl.tensors import functions
 
 with FILE.open(encoding="utf-8", newline="") as file:
     ROWS = {row["operation"]: row for row in csv.DictReader(file)}
@@ -31,3 +33,10 @@ def test_rounds_and_bytes_are_those_of_the_table(members, name):
     assert row.rounds == rounds <= peer_rounds
     assert round(row.holder_bytes) == sent <= peer_sent
     assert round(row.dealer_bytes) == dealt
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "sqrt", "rsqrt", "reciprocal", "sigmoid", "gelu"])
+def test_a_functions_docstring_states_the_rounds_of_the_table(name):
+    stated = re.search(r"takes (\d+) rounds of messages", getattr(functions, name).__doc__)
+    assert stated is not None
+    assert stated[1] == ROWS[name]["rounds"]

@@ -5,7 +5,8 @@ The list below states rounds of messages for shares of two holders without MACs;
 message in each direction between the holders:
 
 moves, sums            no message.
-product                one round; one more to divide a factor that is a product.
+product                one round to open the factors; a factor that is a product is divided first,
+                       in a round of its own, and then needs no opening for products of elements.
 product with a number  no round, or one to divide such a factor.
 sign, comparison       five rounds.
 leading one            eight rounds.

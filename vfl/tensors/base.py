@@ -6,7 +6,8 @@ attribute `child` is the next object of the chain, which represents the values. 
 object to the chain, write one class with the method `operate`; see docs/tensors.md.
 
 Operations have names such as `torch.add`, `functional.linear` and `tensor.add_`. `OPERATIONS` lists
-all operations that a worker accepts: none of them shows a value, or returns anything but tensors.
+all operations that a worker accepts: none of them shows a value. Results are tensors; a worker
+refuses an operation that returns several of them.
 """
 
 from __future__ import annotations

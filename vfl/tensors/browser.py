@@ -1,8 +1,8 @@
 """Workers in browser pages: a server delivers a page, which connects to it by a WebSocket.
 
-The page (`page.html`) is a worker: it holds additive shares and computes on them. The page
-exchanges the same messages as a share holder in `vfl.mpc.many.members.Member`, and accepts no other
-requests. The server listens only on this machine, because its WebSocket connections have no TLS.
+The page (`page.html`) is a worker: it holds additive shares and computes on them, with the messages
+of a share holder in `vfl.mpc.many.members.Member`. The page accepts only the requests in its table
+ASKED. The server listens only on this machine, because its WebSocket connections have no TLS.
 The web address of each page contains a secret.
 """
 
@@ -43,7 +43,7 @@ class PageLink:
     # Methods that the web server calls in its own thread.
 
     def attach(self, say: Any) -> None:
-        """Handle a message that the page sent."""
+        """Record that the page has connected; `say` is the function that sends it a message."""
         self._say = say
         self.attached.set()
 

@@ -92,7 +92,7 @@ class FixedPrecisionTensor(ChainTensor):
         return value
 
     def get(self, requester: str = ME) -> FixedPrecisionTensor:
-        """Return a local tensor with `precision` fraction bits, if all holders allow the requester.
+        """Return a local tensor of at most `precision` fraction bits, if the holders allow it.
 
         Raises:
             ConsentError: a holder does not allow the requester to read its share.
@@ -193,7 +193,7 @@ class FixedPrecisionTensor(ChainTensor):
             child = self.child.divide(self.bits - wanted)
             self._divided = FixedPrecisionTensor(child, wanted, self.precision)
         found = self._divided
-        # Without this deletion, a cycle of references through the tape would keep the tensor in
+        # The stored result has no tape: with one, a cycle of references would keep the tensor in
         # memory.
         if torch.is_grad_enabled() and self.requires_grad:
             found = FixedPrecisionTensor(found.child, wanted, self.precision)

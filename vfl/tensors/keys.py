@@ -92,8 +92,10 @@ class WorkerKeys:
     def require_known(self, keys: Sequence[bytes]) -> None:
         """Refuse a list of public keys unless each belongs to a different known worker.
 
+        The worker itself counts as known. If this worker knows no fingerprint, it refuses nothing.
+
         Raises:
-            AuthenticationError: a key does not belong to a known worker.
+            AuthenticationError: a key does not belong to a known worker, or two keys belong to one.
         """
         if not self._known:
             return

@@ -89,7 +89,7 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> FP:
-    """Return the mean of each pooling window; takes no message."""
+    """Return the mean of each pooling window; takes no message, unless it must divide a product."""
     if ceil_mode or (not count_include_pad and padding):
         FP.refuse("avg_pool2d with ceil_mode or without its padding")
     size = _pair(kernel_size)
@@ -314,7 +314,7 @@ def binary_cross_entropy(
     reduce: None = None,
     reduction: str = "mean",
 ) -> FP:
-    """Return -y log(p) - (1 - y) log(1 - p), for p of at least 2^-precision."""
+    """Return -y log(p) - (1 - y) log(1 - p), for p from 2^-precision to 1 - 2^-precision."""
     if weight is not None:
         FP.refuse("binary_cross_entropy with weights")
     both = ar.stack([values, sub(1.0, values)])

@@ -114,7 +114,7 @@ class Party:
 def share(
     module: torch.nn.Module, *holders: Any, dealer: Any, bits: int = BITS, mac: bool = False
 ) -> torch.nn.Module:
-    """Replace a module's parameters by shares; return the module itself.
+    """Replace a module's parameters and buffers by shares; return the module itself.
 
     Args:
         module: module with only such layers as shared tensors support.
@@ -131,7 +131,7 @@ def share(
 
 
 def hook() -> None:
-    """Add the methods `send`, `fix_precision`, `share` and `get` to torch's tensors and modules."""
+    """Add `send` and `fix_precision` to torch's tensors, and `send`, `share`, `get` to modules."""
     if not _METHODS:
         _METHODS[torch.Tensor] = {"send": send, "fix_precision": fix_precision}
         _METHODS[torch.nn.Module] = {"send": send, "share": share, "get": get}

@@ -1,8 +1,8 @@
 """Pointers to tensors at workers, and the records that a worker stores of its tensors.
 
 The rule in a record lists the names of the parties that may read the tensor. A `PointerTensor`
-sends every operation to its worker. When the last pointer to a tensor is deleted, the worker
-deletes the tensor.
+sends every operation to its worker. When the pointer to a tensor is deleted, the worker deletes the
+tensor, unless the worker's owner gave it a name.
 """
 
 from __future__ import annotations

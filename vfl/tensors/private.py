@@ -65,7 +65,8 @@ def described(module: nn.Module) -> list[Any]:
     """Describe a network of known layers as plain data, for a request to a worker.
 
     Raises:
-        UserError: the network has an unsupported layer, or is not an `nn.Sequential`.
+        UserError: the network has an unsupported layer, or is another module than such a layer or
+            an `nn.Sequential` of them.
     """
     layers = list(module) if isinstance(module, nn.Sequential) else [module]
     found = []
@@ -129,7 +130,8 @@ class Budget:
         """Count noise steps before they are taken; count either all of them or none.
 
         Raises:
-            ConsentError: the steps would cost more epsilon than the owner granted.
+            ConsentError: the steps would cost more epsilon than the owner granted, or the budget
+                has too many kinds of steps.
         """
         last = self.spent[-1] if self.spent else None
         if last is None or (last.noise, last.sampling_rate) != (noise, rate):
@@ -165,7 +167,7 @@ class Budget:
             self.keep(self.spent)
 
     def _affordable(self) -> int:
-        """Return how many more steps of the latest noise and sampling rate the budget allows."""
+        """Return how many steps of the latest noise and rate the budget allows after the others."""
         *before, new = self.spent
         if not before:
             rate, noise = new.sampling_rate, new.noise
@@ -294,8 +296,8 @@ def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]
             this worker.
 
     Raises:
-        ConsentError: the owner granted no training with noise on these rows, or the granted privacy
-            budget is spent.
+        ConsentError: the owner granted no training with noise on these rows, the granted privacy
+            budget is spent, the rows were changed after the grant, or a weight is not public.
     """
     plan: Plan | None = worker.plans.get(request["plan"])
     if plan is None:
@@ -494,7 +496,7 @@ class Teacher:
 def tally(votes: Sequence[Votes], threshold: float, secret: Secret) -> Tensor:
     """Return the class with the largest noisy count of votes for each row.
 
-    A row whose largest count is below the threshold gets the label -1.
+    A row whose largest noisy count is below the threshold gets the label -1.
 
     Source: Papernot et al. 2018, section 3 (GNMax). The noise has the largest of the standard
     deviations that the teachers require. The threshold is compared with the same noisy counts, so

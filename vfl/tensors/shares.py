@@ -2,10 +2,11 @@
 
 In both representations, values are integers of a ring or of a prime field. The protocols on shares
 are those of `vfl.mpc.engine`, for many parties or with MACs: products with a dealer's Beaver
-triples, exact divisions by powers of 2, and signs. Each holder has one share; the leader, which
-sends the requests, receives no share.
+triples, exact divisions by powers of 2, and signs. Each holder has one share. The leader, which
+sends the requests, has only shares of values that it shares itself or that it may read.
 
-each worker executes it by `perform`. If all workers are in this process and use no MACs, one
+One step of a computation has a kind, operands and parameters, which are equal for all workers; each
+worker executes the step by `perform`. If all workers are in this process and use no MACs, one
 `Lockstep` object computes for all of them.
 """
 
@@ -125,7 +126,7 @@ class Found:
         value: the worker's share of the result, or the value if the step opened it.
         operands: the operands of a product; after the product, each operand also has its value that
             was opened under a mask.
-        readers: names of the parties that may read the value.
+        readers: names of the parties that may read the value; None means everyone.
         final: whether `readers` alone determines who may read the result; otherwise, the rules of
             the operands also apply.
     """
@@ -208,8 +209,9 @@ def _as_share(operand: Any) -> Any:
 def _mask(member: AuthenticatedMember, sizes: Sequence[int], reader: str | None) -> Found:
     """Share a random mask that one reader may read; if `reader` is None, everyone may read it.
 
-    The key streams from which the mask is drawn depend on the reader's name. If the leader names
-    different readers to the dealer and to a holder, their shares therefore do not fit together.
+    The purpose for which the mask's shares are drawn from the key streams contains the reader's
+    name. If the leader names different readers to the dealer and to a holder, the shares therefore
+    do not fit together.
     """
     name = "input" if reader is None else f"input of {reader}"
     (shared,), made = member.dealt(lambda: [fresh(sizes)], [sizes], name)
@@ -469,7 +471,7 @@ class Shares(Ring):
 class Session(ABC):
     """Share holders and a dealer that compute together.
 
-    The same workers always use the same session.
+    The same workers use the same session until it ends.
 
     Args:
         holders: 2 to 8 workers that each hold one share.

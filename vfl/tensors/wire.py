@@ -1,9 +1,9 @@
 """Requests and answers as bytes: JSON, then the elements of tensors.
 
 Decoding runs no code from the message. A message consists of a length (4 bytes), JSON text of that
-length, and raw little-endian tensor elements. JSON holds plain values directly. Other values are an
-object of one key that names their kind: a tensor, the number of a tensor, a slice, or bytes. A
-value of any other kind is refused before any object is made from it.
+length, and raw little-endian elements of tensors and bytes. JSON holds plain values directly. Other
+values are an object of one key that names their kind, such as a tensor, the number of a tensor, a
+slice, or bytes. A value of an unknown kind is refused before any object is made from it.
 """
 
 from __future__ import annotations

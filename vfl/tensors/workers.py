@@ -2,7 +2,8 @@
 
 A worker stores its tensors under numbers, and runs the operations of `vfl.tensors.base.OPERATIONS`
 on them. Only readers that may read every operand of an operation may read its result. A worker
-deletes a tensor when the leader has deleted the last pointer to it. A request to a worker is a call
+deletes a tensor when the leader has deleted the pointer to it, unless the owner gave the tensor a
+name. A request to a worker is a call
 of a method that the decorator `asked` marks; its arguments are plain data.
 
 A virtual worker is in this process: it protects no secret from this process, but behaves like a
@@ -634,6 +635,7 @@ class Worker:
 
         Raises:
             LostPeerError: the worker has stopped.
+            UserError: the worker has no such tensor.
         """
         return self._of(pointer.number)
 
@@ -742,7 +744,7 @@ def on_parameters(module: torch.nn.Module, change: Callable[[Any], Any]) -> torc
 
 
 def get(module: torch.nn.Module) -> torch.nn.Module:
-    """Bring a module's parameters from workers back to this process; return the same module."""
+    """Bring a module's parameters and buffers from workers to this process; return the module."""
 
     def here(value: Any) -> Any:
         got: Tensor = value.get() if isinstance(value, ChainTensor) else value  # type: ignore[attr-defined]

@@ -474,8 +474,8 @@ class Lockstep(BitEngine):
         shape, offset = shared.share.shape, 0 if positive else self.numbers.offset
         mask, part, turn = self._division(shift, shape)
         opened = self._whole(shared.share + mask) + offset
-        # The share is p - b t: p and t are dealt numbers (see `_division`), and b is the highest bit
-        # of the opening; the arithmetic shift of the opening returns -b.
+        # The share is p - b t, where p and t are dealt numbers (see `_division`), and b is the
+        # opening's highest bit; the arithmetic shift of the opening returns -b.
         share = torch.addcmul(part, turn, opened >> SIGN)
         share[0] += ((opened >> shift) & ((1 << ELEMENT_BITS - shift) - 1)) - (
             (offset >> shift) + below
