@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vfl.config import Experiment
-from vfl.config.party_file import tidy_store
+from vfl.config.party_file import PartyFile, tidy_store
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import RunFolderError, VFLError
 from vfl.core.storage import (
@@ -31,6 +31,7 @@ from vfl.core.storage import (
     write_text,
 )
 from vfl.session import Checkpoints, PartyFolder
+from vfl.session.serving import own_rate
 from vfl.session.store.session_ledger import SessionLedger
 from vfl.session.terms import Terms
 from vfl.session.trace import read
@@ -276,6 +277,19 @@ def test_a_store_that_holds_other_things_stays_as_the_user_made_it(tmp_path):
     assert mode_of(store / "theirs") != 0o700
     assert mode_of(store / "sessions") == 0o700
     assert [path.exists() for path in left] == [False, False, True, True]
+
+
+def test_a_store_is_closed_although_a_service_counted_rows_in_it(tmp_path):
+    store = tmp_path / "store"
+    store.mkdir(mode=0o755)
+    data = {"source": "bank.csv", "id": "id"}
+    party = PartyFile.model_validate({"party": "bank", "data": data, "store": str(store)})
+    rate = own_rate(party)
+    assert rate.take(1)
+    rate.close()
+    store.chmod(0o755)
+    tidy_store(store)
+    assert mode_of(store) == 0o700
 
 
 WRITERS = {

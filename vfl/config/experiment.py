@@ -36,7 +36,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Spec = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[ -~]*$")]
 #: Purpose of a session as text; all parties receive it.
 Purpose = Annotated[str, StringConstraints(max_length=80, pattern=r"^[ -~]*$")]
-#: Number of seconds in a day, which is longer than any sensible wait between parties.
+#: Waiting time in seconds; the limit, a day, is longer than any sensible wait between parties.
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 MAX_BINS = 1024
 _UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
@@ -170,7 +170,7 @@ class DataSettings(TableSettings):
         split: method that assigns rows to training, validation and test. "stratified" gives each of
             the three splits the same share of every class, which needs all labels in one process;
             "shuffled" ignores labels. None stands for "shuffled" in trainings, and for "stratified"
-            in comparisons and grids with class labels.
+            in comparisons, grids and value studies with class labels.
         memory: approximate memory, such as "1GiB", for a table whose rows are stored on disk in
             unnamed files in TMPDIR; None keeps the rows in memory. A party's own file sets the
             memory for its own table.
@@ -331,7 +331,7 @@ class TrainSettings(Settings):
             window.
         warm_start: name of a run that ended well. Instead of new weights, each party starts with
             its own part of that run: its data encoder and its weights. Optimisers start with an
-                empty state.
+            empty state.
     """
 
     epochs: int = Field(default=10, ge=1, le=100_000)
@@ -372,7 +372,8 @@ class DPSettings(Settings):
             budget.
         noise: noise multiplier of the whole network: the standard deviation of all parties' noise
             together, over their joint sensitivity. Both are in units of each party's clipping norm.
-        delta: delta of every epsilon; must be smaller than 1 over the number of training rows.
+        delta: delta of every epsilon; choose it smaller than 1 over the number of training rows,
+            which only a party with `consent.max_dp_epsilon` requires.
         clip: clipping norm of the gradient of one row at one party, over all weights of this
             party's model.
         clips: clipping norms of single parties, which replace `clip`, by party. A row's gradient
@@ -439,7 +440,8 @@ class FederationSettings(Settings):
             parties; its certificate contains this name.
         stream_port: port for the streams of all sessions; 0 takes a free port at each start. If the
             streams have the same host as the SuperLink, they can also share the SuperLink's port.
-        bind_host: address on which the stream listens; empty means `stream_host`.
+        bind_host: address on which the SuperLink and the streams listen; empty means the host of
+            `superlink`, and `stream_host`.
         certificate_days: lifetime of the SuperLink's certificate in days; `vfl up` renews the
             certificate when a third of its lifetime is left, but not earlier than 30 days before
             its end.
@@ -518,8 +520,8 @@ class Experiment(Settings):
             instead of `secure`. The value "network" of `model` means secure = "none"; another
             value, such as "trees", is a model that replaces bottom models, cuts and top model.
         dp: differential privacy of the models; None trains without it.
-        trace: recording of the messages of all parties in one process; in a federation, each
-            party's own file has this setting.
+        trace: recording of the messages of all parties, if one process runs them; in a federation,
+            each party's own file has this setting.
         middle: a third party without data that computes between bottom models and head; None if
             there is no such party.
         tasks: additional label parties, each with its own task and top; None if there are none.
@@ -623,7 +625,7 @@ def with_overrides(experiment: Experiment, overrides: Sequence[str]) -> Experime
 
 
 def _located(experiment: Experiment, folder: Path) -> Experiment:
-    """Return the experiment with absolute paths."""
+    """Return the experiment with paths of tables that include the file's folder."""
     data = experiment.data
     if not is_named_set(data.source):
         data = data.model_copy(update={"source": str(folder / data.source)})

@@ -65,7 +65,7 @@ PACKS: dict[str, tuple[str, ...]] = {
     # Attacks of the quick profile; some use the bottom model itself, which noise on the sent cuts
     # does not change.
     "quick": ("fine_tuning", "logistic:scaler=whiten", "logistic:at=bottom", "kmeans"),
-    # Attacks on numeric labels, which replace the four packs above if labels are numbers.
+    # Attacks on numeric labels, which replace all packs above if labels are numbers.
     "numbers": (
         "regression",
         "regression:at=bottom",
@@ -109,8 +109,9 @@ class CompareSettings(Settings):
             tested on the fold's rows.
         levels: allowed sizes of a training frame of the cut, in percent of the size with dense
             float32 values; only for codecs with ``?``.
-        accuracy: validation accuracies; for each of them, the report shows the number of bytes that
-            were sent until the training reached it. A single accuracy needs no list.
+        accuracy: scores on validation rows, in the metric that is compared; for each of them, the
+            report shows the number of bytes that were sent until the training reached it. A single
+            score needs no list.
         measure: metric by which codecs are compared, without the prefixes ``validation_`` and
             ``test_`` of the records. The default is AUC for two classes, or if one class has more
             than 65 % of the rows; RMSE for numbers; else accuracy.
@@ -182,7 +183,7 @@ class GridSettings(Settings):
         draws: number of random draws of the leaked rows per victim; all defenses have the same
             draws.
         seeds: seeds; each seed gives one victim per defense.
-        party: feature party that attacks; by default the first feature party.
+        party: feature party that attacks, or that the label party attacks; by default the first.
         trained_by: "owner": a single owner trained the whole model and then gave the bottom model
             to the feature party; "split": the feature party trained the bottom model itself.
         leaks_from, unlabelled: splits from which the leaked rows, and the attacker's unlabelled
@@ -191,14 +192,14 @@ class GridSettings(Settings):
         measure: metric of attacks on labels, by which defenses are ranked. "auto" is AUC for two
             classes, or if one class has more than 65 % of the rows; R2 for numeric labels; else
             accuracy. All metrics are stored.
-        margin: largest loss of test accuracy that a defense may cause, in percentage points.
+        margin: largest loss of quality on test rows that a defense may cause, in percentage points.
         known_columns: number of validation rows for which the label party knows the values of an
-            attacked feature party's columns.
+            attacked feature party's columns; with a recorded training, number of training rows.
         attribute: column of the attacked feature party, counted from 0; attribute inference infers
             whether a row's value is above the mean; by default the column that divides the training
             rows most evenly.
         pictures: number of test rows that charts of angles and t-SNE show, for each defense's first
-            victim; 0 shows none.
+            victim, if labels are classes; 0 shows none.
         reconstructions: whether images from attacks on inputs are shown next to the true images; by
             default only for data sets by name, not for a party's own data.
         record: data that trainings record for later attacks, see `Records`; if an attack needs data

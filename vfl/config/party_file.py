@@ -47,8 +47,8 @@ ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 #: party's service.
 RANKS_VARIABLE = "VFL_RANKS"
 _STORE_FOLDERS = ("sessions", "runs", "flower", "alignments", "clients")
-#: Names of all files that vfl writes into a party's store.
-STORE = frozenset({*_STORE_FOLDERS, "secret", "secret-for-trials"})
+#: Names of all files and folders that vfl writes into a party's store.
+STORE = frozenset({*_STORE_FOLDERS, "secret", "secret-for-trials", "row-rate"})
 
 
 def _an_address(text: str) -> str:
@@ -163,14 +163,15 @@ class Consent(Settings):
         max_width: largest number of values per row of the cut, before and after the codec.
         max_epochs: largest number of epochs of one training, including epochs in which a defense
             prepares the bottom model.
-        max_bytes: largest number of bytes that one session may send and receive, estimated before
-            it starts.
+        max_bytes: largest number of bytes that one session may send and receive: estimated before
+            it starts, or counted while it runs (dealers, services, networks on shares).
         max_parameters: largest number of parameters of a bottom model that the session's terms
             define, with defense and codec; a bottom model from this file has no limit.
         max_memory_bytes: largest memory in bytes for a bottom model that the session's terms
             define, with its optimiser, the activations of a batch, defense and codec.
         max_parties: largest number of parties with columns in one session.
-        max_batch_size: largest number of rows in one training batch.
+        max_batch_size: largest accepted `train.batch_size`; with the Poisson sampling of [dp],
+            single batches have more rows.
         max_rows: largest number of different rows of the table in one session.
         min_common: smallest number of common ids of all parties in an alignment; a smaller number
             is not disclosed.
@@ -282,8 +283,8 @@ class ServeSettings(Settings):
             rounded; "off" does not round.
         trusted_proxy: addresses of trusted proxies; their last X-Forwarded-For entry identifies the
             client.
-        explain: whether answers contain each party's contribution to the prediction, for which a
-            query needs 32 more rows.
+        explain: whether a client may request each party's contribution to a prediction, for which
+            the service queries 32 more rows.
         cache_rows: number of answers that the service keeps in memory; 0 turns the cache off.
         partial: whether boosted trees answer if a feature party is absent; a network that was
             trained with `data.missing_rows = "token"` always answers.
@@ -365,13 +366,13 @@ class Node(Settings):
 
 
 class IdentityKeys(Settings):
-    """Identity keys of this party and of the other parties, for a secure mode.
+    """Identity keys of this party and of the other parties.
 
     Attributes:
-        key: this party's private identity key.
-        peers: folder with the public keys of the other feature parties and of a dealer, in files
-            NAME.pub; the party received these keys by a channel that the label party does not
-            control.
+        key: this party's private identity key, which signs messages to other parties in a secure
+            mode, and the party's session log.
+        peers: folder with the public keys of other parties, in files NAME.pub; the party received
+            these keys by a channel that the label party does not control.
     """
 
     key: str = "identity.key"

@@ -6,8 +6,8 @@
     config.toml       TOML                    the experiment, defaults included;
                                               `config_sha256` is its SHA-256
     environment.json  JSON                    versions of packages, and the processor
-    metrics.jsonl     one JSON object a line  for each epoch: `epoch`, `seconds`, `bytes_up`,
-                                              `bytes_down`, metrics
+    metrics.jsonl     one JSON object a line  for each epoch: `epoch`, `seconds`, metrics, and
+                                              `bytes_up`, `bytes_down` since the training began
     progress.json     JSON                    progress of the session, once a second
     notes.txt         text                    joins and losses of parties in a federation
     traffic.csv       CSV with a header       the ledger: `party`, `direction`, `phase`, `frames`,
@@ -22,6 +22,8 @@
     failure.json      JSON                    `code`, `what`, `where`, `got`, `want`, `fix` of a
                                               run that failed
     evaluations/      sealed JSON a file      metrics of each `vfl evaluate`, from 0001.json on
+    audit.json        sealed JSON             report of the last `vfl privacy audit`
+    attacks.jsonl     one JSON object a line  scores of attacks; attacks.json lists the current ones
     predictions.csv   CSV with a header       `id`, `prediction`, `probability_CLASS` for each
                                               class; `uncalibrated_CLASS` before a calibration;
                                               `trained` (yes, validation, no, unknown) if some
@@ -29,8 +31,8 @@
     parties/NAME/     folder                  a party's own model, checkpoints and trace; in a
                                               federation only those of the label party
     report.html       HTML                    a page with all these results
-    .lock             text                    id of the process that writes in the folder; the
-                                              file `serving` has the id of a serving process
+    .lock             text                    id of the last process that wrote in the folder;
+                                              serving/.lock has the id of a serving process
 
 Each file may be read while the program writes the run.
 """

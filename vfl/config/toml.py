@@ -59,7 +59,7 @@ class Settings(BaseModel):
     """A frozen table of settings; unknown keys are mistakes.
 
     Attributes:
-        held_to: names of rules for these settings, which `vfl.config.validate` defines.
+        held_to: rules for these settings, which `vfl.config.validate` defines.
         usual_ranges: for numbers that another party chooses: the range that a party accepts by
             default, if it is narrower than the schema's range.
         limited_by: for numbers that a setting of [consent] limits instead of a range: the name of
@@ -167,6 +167,9 @@ def check(
         model: model class of the settings.
         where: line numbers of the settings, or a name for the source of the settings.
         more: see `read_toml`.
+
+    Raises:
+        ConfigError: the settings contain mistakes; the error lists all of them.
     """
     locations = Locations(where) if isinstance(where, str) else where
     try:
@@ -227,7 +230,7 @@ def override(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any
     """Apply ``key.path=value`` texts to a mapping, in place.
 
     Raises:
-        ConfigError: a text is not of the form ``key.path=value``.
+        ConfigError: a text is not of the form ``key.path=value``, or a part of its key is no table.
     """
     for assignment in overrides:
         dotted, equals, text = assignment.partition("=")
@@ -278,7 +281,7 @@ def _parse(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _files_beside(path: Path) -> str:
-    """Return the names of files in the folder in which a file is missing, for an error."""
+    """Return a cure for an error about a missing file: the names of files beside it."""
     if not path.parent.is_dir():
         return f"an existing folder; '{path.parent}' does not exist"
     there = sorted(one.name for one in path.parent.glob("*.toml"))
@@ -290,7 +293,7 @@ def _files_beside(path: Path) -> str:
 
 
 def _explain(error: Any, model: type[BaseModel]) -> list[tuple[tuple[str, ...], str]]:
-    """Yield each problem in a pydantic error, with the setting that it is about."""
+    """Return each problem in a pydantic error, with the setting that it is about."""
     location = tuple(str(part) for part in error["loc"] if part != "[key]")
     broken = error.get("ctx", {}).get("error")
     if isinstance(broken, BrokenRulesError):
@@ -327,7 +330,7 @@ def _reason(error: Any, model: type[BaseModel], location: tuple[str, ...]) -> st
 
 
 def _shown(given: object) -> object:
-    """Format a value for a message; of a large value, only the type is shown."""
+    """Format a value for a message; of a list or table, only the type is shown."""
     if isinstance(given, str | int | float | bool):
         return given
     if isinstance(given, list | tuple):
@@ -341,7 +344,7 @@ class Locations:
 
     Attributes:
         name: name of the file for messages.
-        lines: line number of every table and key; 0 for a value that an override changed.
+        lines: approximate line number of every table and key; 0 for a value that an override set.
     """
 
     name: str = ""

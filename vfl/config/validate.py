@@ -423,7 +423,7 @@ def _of_calibration(experiment: Experiment) -> Iterator[str]:
 
 
 def of_one_process(experiment: Experiment) -> Iterator[ConfigError]:
-    """Yield mistakes about the source of data, if one process runs every party."""
+    """Yield mistakes about the sources of data, if one process runs every party."""
     data, by_name = experiment.data, not experiment.is_table
     named = f"the bundled set '{data.source}'"
     if data.bins and by_name:
@@ -549,7 +549,7 @@ def idle_in_one_process(experiment: Experiment, own_parts: Collection[str]) -> I
         yield f"data.{name}", f"the data set '{data.source}' has {name} rows of its own"
     for name, party in experiment.parties.items():
         if party.shape is not None and (described or not files):
-            yield f"parties.{name}.shape", "this setting is for parties with separate CSV files"
+            yield f"parties.{name}.shape", "this setting is for parties with separate tables"
     if experiment.label.column is not None and by_name:
         yield "label.column", "a data set by name has one label"
     for task in experiment.tasks or ():
@@ -829,7 +829,7 @@ def table_in(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def check_one_process(experiment: Experiment) -> None:
-    """Raise an error if an experiment names no source of data for one process.
+    """Raise an error if one process that runs every party cannot use the sources of data.
 
     Raises:
         ConfigError: see `of_one_process`.

@@ -129,6 +129,7 @@ KEPT = (
     Kept("store/sessions/*.shown", "keyed digests of ids", "the rows' digests are overwritten"),
     Kept("store/sessions/**", "counts"),
     Kept("store/clients/**", "counts"),
+    Kept("store/row-rate", "counts"),
     Kept("store/secret*"),
     Kept("store/flower/**", "terms, and positions of rows that left an alignment"),
     Kept("flower/**", "terms, and positions of rows that left an alignment"),
