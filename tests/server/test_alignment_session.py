@@ -308,6 +308,38 @@ def test_alignments_of_a_day_are_counted_before_they_begin(make):
         federation.run("align")
 
 
+def restored(store, copy):
+    shutil.rmtree(store)
+    shutil.copytree(copy, store)
+
+
+def test_a_copy_of_alignments_sets_no_count_of_the_day_back(make, tmp_path):
+    federation, _ = make(parties=("bank",))
+    federation.write(bank="max_alignments = 2")
+    federation.run("align")
+    alignments = own(federation, "bank").store_path / "alignments"
+    shutil.copytree(alignments, tmp_path / "copy")
+    federation.run("align")
+    restored(alignments, tmp_path / "copy")
+    with pytest.raises(VFLError, match="does not consent to another alignment"):
+        federation.run("align")
+
+
+@pytest.mark.parametrize("name", ["bank", "label"])
+def test_an_alignment_notices_a_copy_of_the_ledger(make, tmp_path, name):
+    federation, _ = make(parties=("bank",))
+    sessions = own(federation, name).store_path / "sessions"
+    federation.run("align")
+    shutil.copytree(sessions, tmp_path / "copy")
+    federation.run("align")
+    restored(sessions, tmp_path / "copy")
+    with pytest.raises(VFLError, match="restored from an earlier copy"):
+        federation.run("align")
+    own_ledger(own(federation, name)).restored()
+    with pytest.raises(VFLError, match="within 24 hours after its store was restored"):
+        federation.run("align")
+
+
 def test_what_only_one_process_can_play_is_refused(make):
     federation, _ = make()
     with pytest.raises(ConfigError, match="needs a helper"):
@@ -453,15 +485,16 @@ def test_a_line_that_is_cut_while_aligning(make, gate, back_s):
 
 @pytest.mark.parametrize("name", ["bank", "label"])
 def test_a_disk_that_is_full_keeps_no_version_anywhere(make, name):
-    """Really full: a file system of three pages, which locks and the count of alignments take."""
+    """Really full: a file system of one page, which another file takes."""
     federation, common = make()
     federation.run("align")
     folder = federation.flower.files[name].store_path / "alignments"
     shutil.rmtree(folder)
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", folder]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root may mount a file system")
+    (folder / "other").write_bytes(bytes(4096))
     try:
         with pytest.raises((StorageError, PeerFailedError)) as caught:
             federation.run("align")

@@ -14,11 +14,17 @@ from vfl.session.alignment import OwnAlignment, Post
 from vfl.session.consent import check_alignment, frame_limits
 from vfl.session.handshake import attached
 from vfl.session.relay import PairSeals
+from vfl.session.store.witness import Announcement, Standing
 from vfl.session.terms import AlignTerms
+from vfl.transport import Observed
 
 
 def take_part_in_alignment(
-    message: SessionMessage, terms: AlignTerms, party: PartyFile, say: Callable[[str], None]
+    message: SessionMessage,
+    terms: AlignTerms,
+    party: PartyFile,
+    standing: Standing,
+    say: Callable[[str], None],
 ) -> PartyReport:
     """Run a feature party's alignment: check consent, answer frames, store row positions.
 
@@ -26,12 +32,14 @@ def take_part_in_alignment(
         message: session message that Flower delivered.
         terms: terms of the alignment that the message contains.
         party: the party's own file.
+        standing: counters of the party's store and of the other parties' stores.
         say: function that writes a line to the party's log; the counts of rows appear in no other
             place.
 
     Raises:
         ConsentError: the session exceeds what the party's file allows; if the reason is the number
             of common ids, the error does not contain this number.
+        RolledBackError: the store of a party was restored from an earlier copy.
         VFLError: any other error that ended the session; the label party has received it.
     """
     began, name = time.perf_counter(), party.party
@@ -41,12 +49,18 @@ def take_part_in_alignment(
             want=", ".join(terms.feature_parties),
         )
     check_alignment(terms, name, party.consent)
+    standing.require(message.known, terms.label_party)
     own = OwnAlignment(party, terms)
-    introduction = Introduction.of(None, terms, message.session, party=name)
-    seals, limits = PairSeals(party, terms, message.session), frame_limits(terms, name, None)
+    announced = standing.announce(terms.label_party)
+    introduction = Introduction.of(None, terms, message.session, announced, party=name)
+    seals = PairSeals(party, terms, message.session, standing=standing)
+    limits = frame_limits(terms, name, None)
     post, kept, asked = Post(terms.everybody, own.most_bytes, own.place), None, None
     post.add(seals.offers())
-    with ExitStack() as until_done, attached(message, introduction, limits) as link:
+    with ExitStack() as until_done, attached(message, introduction, limits) as stream:
+        told = Announcement.parse(stream.terms.get("standing"), terms.label_party)
+        standing.admit(terms.label_party, told)
+        link = Observed(stream, name, "feature", [standing])
         while True:
             ready = own.advance(say)
             busy = ready is None

@@ -104,8 +104,8 @@ def take_part(
     """
     ledger = own_ledger(party)
     if isinstance(message.terms, AlignTerms):
-        with ledger.noted(message.terms):
-            return take_part_in_alignment(message, message.terms, party, say)
+        with ledger.noted(message.terms) as standing:
+            return take_part_in_alignment(message, message.terms, party, standing, say)
     with ledger.refusing(message.terms):
         session = _PartySession(message, party, say)
     return session.play()

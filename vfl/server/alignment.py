@@ -19,6 +19,7 @@ from vfl.server.federation import Federation
 from vfl.session.alignment import OwnAlignment, Post
 from vfl.session.consent import check_alignment
 from vfl.session.progress import AlignmentProgress, ProgressReport, WaitingFor
+from vfl.session.store.witness import Standing
 from vfl.session.terms import AlignTerms
 from vfl.transport import ObservedPoll
 
@@ -32,6 +33,7 @@ def run_alignment(
     party: PartyFile,
     terms: AlignTerms,
     folder: RunFolder,
+    standing: Standing,
     say: Callable[[str], None],
     simulation: bool = False,
 ) -> None:
@@ -60,8 +62,9 @@ def run_alignment(
         say,
         simulation=simulation,
         waiting=WaitingFor(terms.mode, tell),
+        standing=standing,
     ) as federation:
-        links = federation.join([ledger, progress.frame])
+        links = federation.join([ledger, standing, progress.frame])
         _carry(own, links, say)
         with own.staged(federation.session) as kept:
             for link in links.values():

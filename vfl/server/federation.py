@@ -110,8 +110,8 @@ class Federation:
             without a name belongs to no party.
         partial: whether to start with the parties that connected in time; missing parties may
             connect later.
-        standing: counters of the label party's store and of the other parties' stores; None for an
-            alignment, because an alignment spends no privacy budget.
+        standing: counters of the label party's store and of the other parties' stores; None if the
+            parties do not compare counters.
         alignment: the label party's own alignment, which determines the order of the rows; None
             without an alignment.
         gone: parties that have left the project; the session does not wait for them.

@@ -131,8 +131,8 @@ def run_session(
         try:
             if isinstance(terms, AlignTerms):
                 say = _into_log_of(folder)
-                with own_ledger(party).noted(terms):
-                    run_alignment(grid, experiment, party, terms, folder, say, simulation)
+                with own_ledger(party).noted(terms) as standing:
+                    run_alignment(grid, experiment, party, terms, folder, standing, say, simulation)
                 return
             gone = _gone(terms, today)
             session = LabelSession(grid, experiment, party, terms, folder, simulation, front, gone)

@@ -39,13 +39,13 @@ from vfl.datasets.alignment.reused import Keys
 from vfl.datasets.on_disk import DiskBytes, OnDisk, scratch
 from vfl.datasets.table import spaced
 from vfl.session.consent import PIECE_LIMIT_BYTES
-from vfl.session.store.party_folder import table_format
+from vfl.session.store.party_folder import own_ledger, table_format
 from vfl.session.terms import AlignTerms
 from vfl.transport.pairs import OFFER_BYTES
 
 _PIECE, _LAST, _DONE, _BUSY = 1, 2, 4, 8
 _HEAD_BYTES = 2
-_ASKED = "_asked.json"  # no alignment can have this name
+_ASKED, _FORMER = "asked.json", "_asked.json"  # no alignment can have these names
 _DAY_S = 24 * 3600.0
 _PATIENCE_S = 60.0
 #: While a party computes, it sends a frame at this interval, in seconds, which shows that it still
@@ -327,9 +327,17 @@ class OwnAlignment:
 
         Raises:
             ConsentError: with this alignment, the number of alignments would exceed the daily
-                limit.
+                limit; or the store was restored within the last 24 hours.
         """
         with self._day() as (begun, _):
+            if own_ledger(self.party).was_restored(_DAY_S):
+                raise ConsentError(
+                    f"party '{self.party.party}' does not consent to an alignment within 24 hours "
+                    "after its store was restored",
+                    got="a restored store, which may lack alignments of this day",
+                    want="24 hours since vfl sessions party.toml --restored",
+                    fix="align later",
+                )
             if len(begun) >= self.party.consent.max_alignments:
                 raise ConsentError(
                     f"party '{self.party.party}' does not consent to another alignment within 24 "
@@ -360,10 +368,13 @@ class OwnAlignment:
 
         Each record begins with its time; the record of a query also contains the number of ids.
         """
-        folder, name = self.party.store_path / "alignments", self.party.party
-        path, seal = folder / _ASKED, Seal("alignments and ids of a day", name, "")
+        seal = Seal("alignments and ids of a day", self.party.party, "")
+        # beside the witness, and not beside alignments, which a party may restore from a copy
+        folder = own_ledger(self.party).folder / "alignments"
+        path, former = folder / _ASKED, self.party.store_path / "alignments" / _FORMER
         with locked(folder, _PATIENCE_S):
-            known = read_sealed_json(path, seal) if path.exists() else {"begun": [], "asked": []}
+            found = next((one for one in (path, former) if one.exists()), None)
+            known = {"begun": [], "asked": []} if found is None else read_sealed_json(found, seal)
             since = time.time() - _DAY_S
             begun, asked = (
                 [one for one in known[key] if one[0] > since] for key in ("begun", "asked")

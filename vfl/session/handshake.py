@@ -120,8 +120,7 @@ class Introduction(Settings):
             that differs.
         row_order: digest of the order of the party's rows, with the session's identifier as key;
             zeros for a party without rows.
-        standing: announcement of the party's store counter; None for a session that aligns rows,
-            because it spends no privacy budget.
+        standing: announcement of the party's store counter; None if the party has no counter.
         withdrawn: rows that this party has erased and that the session message did not name.
     """
 

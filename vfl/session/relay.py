@@ -60,8 +60,7 @@ class PairSeals(SealedPairs[Message, Message]):
         session: identifier of this attempt (one start) of the session.
         others: parties that receive sealed messages from this party; None means every other feature
             party.
-        standing: counter of the party's store; None in an alignment, because an alignment spends no
-            privacy budget.
+        standing: counter of the party's store; None if the party announces no counter.
 
     Raises:
         MissingDataError, DataError: an identity key or a pinned key is missing, and the session

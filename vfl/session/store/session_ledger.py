@@ -51,7 +51,7 @@ from vfl.session import rules, secure_mode
 from vfl.session.schedule import Exchange
 from vfl.session.store.journal import Journal
 from vfl.session.store.run_rows import DIGEST
-from vfl.session.store.session_log import Event, SessionLog
+from vfl.session.store.session_log import Event, SessionLog, lines_after
 from vfl.session.store.spending import Spending
 from vfl.session.store.witness import Standing
 from vfl.session.terms import Mode, Terms, differing
@@ -356,15 +356,24 @@ class SessionLedger(Spending[Entry]):
             raise
 
     @contextmanager
-    def noted(self, terms: Terms) -> Iterator[None]:
+    def noted(self, terms: Terms) -> Iterator[Standing]:
         """Log the start and the end of a session that spends no budget, as an alignment.
+
+        Yields:
+            the counters with which the parties notice that a store was restored.
 
         Raises:
             StorageError: the line about the start of the session cannot be written.
         """
         self.note("begun", **_asked(terms))
-        with self._ending(terms, dict):
-            yield
+        standing = Standing(
+            self.witness, self.party, terms.run, terms.label_party, head=self.log.head
+        )
+        try:
+            with self._ending(terms, lambda: {"heads": standing.heads}):
+                yield standing
+        finally:
+            standing.write()
 
     @contextmanager
     def _ending(self, terms: Terms, took: Callable[[], dict[str, Any]]) -> Iterator[None]:
@@ -632,6 +641,14 @@ class SessionLedger(Spending[Entry]):
             allowed = shown if self.max_statistics is None else self.max_statistics
             self.witness.restored(max(0.0, most - known), max(0, allowed - shown))
             self.log.append("restored")
+
+    def was_restored(self, seconds: float) -> bool:
+        """Return whether the party declared a restore of the store within the last `seconds`."""
+        since = datetime.now(UTC).timestamp() - seconds
+        return any(
+            line.event == "restored" and datetime.fromisoformat(line.at).timestamp() > since
+            for line in lines_after(self.log.path, 0)[0]
+        )
 
     def entries(self) -> list[Entry]:
         """Return the entries of all run names, ordered by their last use.
