@@ -1,10 +1,12 @@
 """Every mistake of a file is told at once, with its line and the nearest thing that exists."""
 
+import tomllib
+
 import pytest
 
 from vfl.config import read_experiment, read_party_file, with_overrides
 from vfl.core.errors import ConfigError, SpecError
-from vfl.training.specs import read_checked
+from vfl.training.specs import read_checked, spec_mistakes
 
 FOUR_MISTAKES = """\
 name = "trial"
@@ -174,6 +176,44 @@ def test_a_training_in_one_process_is_refused_before_rows_are_read(tmp_path, tex
     told = str(caught.value)
     assert not [one for one in mistakes if one.partition(": ")[2] not in told]
     assert not [one for one in mistakes if one.partition(": ")[0] not in told]
+
+
+PEA = """\
+secure = "pea:dealer=notary,start=average"
+merge = "concat"
+[data]
+source = "rows.csv"
+id = "id"
+validation = 0
+[label]
+party = "north"
+column = "y"
+top = "linear"
+[train]
+optimizer = "sgd"
+momentum = 0
+[parties.north]
+bottom = "identity"
+[parties.east]
+bottom = "identity"
+"""
+
+
+@pytest.mark.parametrize(
+    ("dp", "what"),
+    [
+        ("", "the model is revealed, and without noise"),
+        ("[dp]\nnoise = 1.0\n", "training a model at each holder needs whole rows"),
+        ("[dp]\nepsilon = 1.0\nclip_by = 'layer'\n", "clipped to one public norm"),
+        ("[dp]\nepsilon = 1.0\n", None),
+    ],
+    ids=["missing", "noise", "layer", "epsilon"],
+)
+def test_pea_is_checked_together_with_its_noise(dp, what):
+    content = tomllib.loads(PEA + dp)
+    found = [error.what for _, error in spec_mistakes(content)]
+    assert bool(found) == bool(what)
+    assert not what or what in found[0]
 
 
 def test_a_file_that_is_no_toml(read):

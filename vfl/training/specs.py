@@ -21,7 +21,7 @@ from vfl.config import (
     TrainSettings,
     read_experiment,
 )
-from vfl.config.experiment import NETWORK
+from vfl.config.experiment import NETWORK, DPSettings
 from vfl.config.grid import PACKS
 from vfl.config.toml import Mistake, mistakes_of, raise_mistakes
 from vfl.config.toml import check as check_settings
@@ -186,6 +186,7 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
             fix=nearest(name, modes),
         )
     parties, names = table_in(content, "parties"), ("codec", "defense", "merge")
+    dp = content.get("dp")
     named: dict[str, Any] = {name: str(content[name]) for name in names if name in content}
     named["secure"] = spec
     # The mode is built from unchecked settings; other checks report mistakes in the rest of the
@@ -195,6 +196,7 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
         label=LabelSettings.model_construct(**table_in(content, "label")),
         train=TrainSettings.model_construct(**table_in(content, "train")),
         data=DataSettings.model_construct(**table_in(content, "data")),
+        dp=DPSettings.model_construct(**dp) if isinstance(dp, Mapping) else None,
         parties={
             name: PartySettings.model_construct(**table_in(parties, name)) for name in parties
         },
@@ -207,7 +209,7 @@ def _check_secure(spec: str, content: Mapping[str, Any]) -> None:
         if shares_weights(chosen) and not mode.whole_network:
             for name in chosen.feature_parties:
                 _check_linear(name, str(chosen.parties[name].bottom))
-    except ExposedCutError:
+    except (ExposedCutError, PrivacyError):
         raise
     except SpecError:
         return  # the checks of codec, defense and bottom report this error
