@@ -125,6 +125,21 @@ def test_parties_cut_their_own_towers():
     assert set(cut.ledger.bytes_by_party("up")) == set(PARTIES)
 
 
+def test_a_tower_of_two_inputs_is_refused_by_the_name_of_its_party():
+    class Tower(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bank, self.shop = nn.Bilinear(3, 2, 4), nn.Linear(3, 4)
+
+        def forward(self, x, y, z):
+            return self.shop(z) + self.bank(x, y)
+
+    given = torch.ones(2, 3), torch.ones(2, 2), torch.ones(2, 3)
+    with pytest.raises(SpecError, match="a single tensor of inputs") as refused:
+        vfl.split(Tower(), {"bank": "bank", "shop": "shop"}, given, defense="nopeek")
+    assert refused.value.where == "party 'bank'"
+
+
 def test_one_tensor_may_be_the_example_of_two_inputs():
     class Sum(nn.Module):
         def __init__(self):

@@ -376,15 +376,14 @@ class CutModel(Crossings):
             SpecError: the defense needs one label per row, a single tensor of inputs, a single
                 tensor in each direction, or a tensor of logits.
         """
-        lacking = None
+        lacking = where = None
+        several = [party for party, names in self._rows_of.items() if len(names) != 1]
         if self._on_labels and not by_row:
             lacking = (
                 "one label for each row of a cut, but the rows are tokens, which have no label each"
             )
-        elif defenses.uses(self._defense, "local_loss") and any(
-            len(names) != 1 for names in self._rows_of.values()
-        ):
-            lacking = "a single tensor of inputs per party"
+        elif self._gives_rows and several:
+            lacking, where = "a single tensor of inputs per party", f"party '{several[0]}'"
         elif (
             self.server is not None
             and len(self._cuts) != 2
@@ -396,7 +395,9 @@ class CutModel(Crossings):
         elif defenses.uses(self._defense, "loss") and _logits(outputs) is None:
             lacking = "a model whose output is a tensor, or has one as `logits`"
         if lacking is not None:
-            raise SpecError("this defense cannot act on this model", got=spec, want=lacking)
+            raise SpecError(
+                "this defense cannot act on this model", where=where, got=spec, want=lacking
+            )
 
 
 # Recording of the forward pass on the example: which values each operation reads and creates.
