@@ -210,11 +210,13 @@ def test_a_supernodes_port_in_use_is_named_with_its_setting(monkeypatch, tmp_pat
 
 
 def test_a_prediction_of_training_rows_says_so(vfl, monkeypatch, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "predictions.csv").write_text("id,trained,prediction\n1,yes,a\n2,no,b\n3,yes,a\n")
-    monkeypatch.setattr(training, "ask", lambda *arguments: folder)
-    (folder / "run.json").write_text("{}")
+    experiment = Experiment.model_validate({"parties": {"bank": {}}})
+    folder = RunFolder.create(tmp_path / "run", experiment, "in-process", "vfl train")
+    part = folder.party("label")
+    part.mkdir(parents=True)
+    counts = {"rows": 3, "trained": 2, "unfamiliar": {}}
+    (part / "predicted.json").write_text(json.dumps(counts))
+    monkeypatch.setattr(training, "ask", lambda *arguments: folder.path)
     said = vfl("predict", "run").out
     assert "2 of them were training rows, marked in the column 'trained'" in said
     assert "name a table of new rows as data.predict in each party.toml" in said

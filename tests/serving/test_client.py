@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 from served import predicted, same
@@ -15,6 +16,7 @@ from vfl.core.errors import (
     AuthenticationError,
     ConsentError,
     DataError,
+    DisagreementError,
     LostPeerError,
     MissingPartyError,
     ProtocolError,
@@ -182,3 +184,48 @@ def test_a_file_of_ids_becomes_a_file_of_answers(local, trained_run, tmp_path, m
     assert isinstance(done.exception, ConsentError)
     assert f"50 of {len(expected)} rows are in {out}" in str(done.exception)
     assert len(out.read_text().splitlines()) == 51
+
+
+class Switching:
+    """A service that answers one row a request, and has another run from the second request on."""
+
+    classes: ClassVar = {"old": ["a", "b"], "new": ["a", "b", "c"]}
+    version = "old"
+
+    def __init__(self, *where, **how):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def model(self):
+        return {"version": self.version, "classes": self.classes[self.version]}
+
+    def parts(self, asked):
+        for _ in asked:
+            shares = [1.0 / len(self.classes[self.version])] * len(self.classes[self.version])
+            yield [{"prediction": "a", "probabilities": shares, "version": self.version}]
+            self.version = "new"
+
+
+@pytest.mark.parametrize("same_classes", [False, True])
+def test_a_run_with_other_classes_fills_no_column(tmp_path, token, monkeypatch, same_classes):
+    monkeypatch.setattr("vfl.serving.client.Client", Switching)
+    if same_classes:
+        monkeypatch.setitem(Switching.classes, "new", ["a", "b"])
+    ids, out = tmp_path / "ids.csv", tmp_path / "answers.csv"
+    ids.write_text("id\n1\n2\n3\n")
+    command = ["predict", "http://127.0.0.1:9", "--ids", str(ids), "--out", str(out)]
+    done = CliRunner().invoke(app, [*command, "--token", str(token)])
+    with out.open(newline="") as file:
+        runs = [row["run"] for row in csv.DictReader(file)]
+    if same_classes:
+        assert (done.exit_code, runs) == (0, ["old", "new", "new"])
+        return
+    assert isinstance(done.exception, DisagreementError)
+    assert "switched to a run with other classes" in done.exception.what
+    assert f"1 of 3 rows are in {out}" in done.exception.fix
+    assert runs == ["old"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -35,7 +34,7 @@ from vfl.cli.output import (
     show_training,
     write_elsewhere,
 )
-from vfl.core.errors import ConfigError, PeerError, UserError, VFLError
+from vfl.core.errors import ConfigError, DisagreementError, UserError, VFLError
 from vfl.core.registry import command_of
 from vfl.core.storage import write_text
 from vfl.core.text import csv_text, printable
@@ -321,15 +320,14 @@ def _predict_by_service(
     asked = read_own_ids(ids, id_column, TableFormat(), str(ids)).tolist()
     rows: list[dict[str, Any]] = []
     with Client(address, token, ca=ca) as client:
-        classes = client.model().get("classes") or []
+        model = client.model()
+        classes, version = model.get("classes") or [], model.get("version")
         try:
             for part in client.parts(asked):
+                if version != (version := part[0].get("version")):
+                    _require_same_classes(client.model(), version, classes, address)
                 rows += part
                 progress_line.tell(partial("{} of {} rows".format, len(rows), len(asked)))
-            if (client.model().get("classes") or []) != classes:
-                raise PeerError(
-                    "the service has switched to a model with other classes", fix="ask again"
-                )
         except VFLError as problem:
             if rows:
                 _write_answers(out, asked, rows, classes)
@@ -342,6 +340,30 @@ def _predict_by_service(
         emit({"predictions": str(out), "rows": len(rows), "runs": runs})
     else:
         print(f"{len(rows)} rows in {out}, answered by {', '.join(runs)}")
+
+
+def _require_same_classes(
+    model: Mapping[str, Any], version: object, classes: Sequence[object], address: str
+) -> None:
+    """Refuse answers of a run to which a service has switched, if its classes differ.
+
+    Args:
+        model: description of the service's present model.
+        version: the run that answered.
+        classes: classes of the runs that answered before.
+        address: address of the service.
+
+    Raises:
+        DisagreementError: the run has other classes, or the service has switched once more.
+    """
+    if model.get("version") != version or (model.get("classes") or []) != classes:
+        raise DisagreementError(
+            "the service has switched to a run with other classes",
+            where=address,
+            got=f"run {printable(str(model.get('version')))}",
+            want="answers of runs with the same classes",
+            fix="query the service again",
+        )
 
 
 def _write_answers(
@@ -377,11 +399,13 @@ def _served_at(run: Path) -> str:
 
 
 def _predict_all(run: Path, device: str, json: bool, explain: Sequence[str]) -> None:
-    table = ask(run, "predict", device, explain) / "predictions.csv"
-    with table.open(encoding="utf-8", newline="") as file:
-        flags = [row.get("trained") for row in csv.DictReader(file)]
-    rows, trained = len(flags), flags.count("yes")
-    unfamiliar = _unfamiliar(run)
+    from vfl.config.run_folder import RunFolder
+
+    folder = RunFolder(ask(run, "predict", device, explain))
+    table, predicted = folder.path / "predictions.csv", _predicted(folder.path)
+    own = predicted[folder.experiment().label.party]
+    rows, trained = own["rows"], own["trained"]
+    unfamiliar = {name: one["unfamiliar"] for name, one in predicted.items() if one["unfamiliar"]}
     if json:
         emit(
             {
@@ -409,16 +433,17 @@ def _predict_all(run: Path, device: str, json: bool, explain: Sequence[str]) -> 
             print(f"{party}: column '{printable(column)}': {told}")
 
 
-def _unfamiliar(run: Path) -> dict[str, Any]:
-    """Return, by party, counts of cells in predicted rows of a kind that no training row has.
+def _predicted(run: Path) -> dict[str, Any]:
+    """Return the counts of a run's last prediction, by party.
 
-    In a federation the label party knows only the counts of its own table.
+    The counts are those of `PartyFolder.save_predicted`. In a federation the label party knows only
+    the counts of its own table.
     """
     from vfl.session import PartyFolder
 
     folders = sorted((run / "parties").glob("*"))
     found = {folder.name: PartyFolder(folder).predicted() for folder in folders}
-    return {name: own["unfamiliar"] for name, own in found.items() if own and own["unfamiliar"]}
+    return {name: own for name, own in found.items() if own}
 
 
 def export(

@@ -167,8 +167,10 @@ class PartyFolder:
         return weights
 
     def save_predicted(self, data: PartyData) -> None:
-        """Save, by column, how many predicted rows have a value that no training row has."""
-        record = {"rows": len(data.split.test), "unfamiliar": dict(data.unfamiliar)}
+        """Save how many rows were predicted, were trained on, and have new values, by column."""
+        rows = data.split.test
+        trained = 0 if data.trained is None else int((data.trained[rows] == "yes").sum())
+        record = {"rows": len(rows), "trained": trained, "unfamiliar": dict(data.unfamiliar)}
         write_json(self.path / _PREDICTED, record)
 
     def predicted(self) -> dict[str, Any] | None:
