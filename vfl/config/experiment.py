@@ -208,8 +208,8 @@ class PartySettings(Settings):
     Attributes:
         width: width of the party's cut, in values per row.
         bottom: spec of the party's bottom model.
-        columns: names or globs of the party's columns; None assigns an equal share of the columns
-            in file order.
+        columns: names or globs of the party's columns. None assigns all columns of a table, or an
+            equal share of the columns of a data set that has a name, such as "digits".
         source: the party's table, or the party.toml that describes it (only for one process).
         branches: number of branches that the party's rows are divided among, in equal parts that
             are drawn from the public seed. The branches train the party's bottom model together,
