@@ -273,8 +273,8 @@ class ServeSettings(Settings):
             TLS).
         wait_ms: time in milliseconds that a batch waits for further requests.
         timeout_s: time limit of a request in seconds.
-        max_ids: largest number of rows in one request; a query to the feature parties has at most
-            the same number of rows.
+        max_ids: largest number of rows in one request; a query to the feature parties joins
+            requests that wait, and has at most 1,024 rows.
         max_body_bytes: largest size in bytes of a request's body.
         max_requests_per_second: largest number of requests per second with one token; the requests
             of one second may arrive at once.

@@ -62,8 +62,8 @@ class Client:
             a client certificate.
         timeout_s: time limit in seconds for the answer to each attempt.
         attempts: largest number of attempts for a request that failed for a reason that may be
-            temporary: an absent party (503), too many requests per second (429), or a failed
-                connection.
+            temporary: an absent party (503), too many requests or rows per second (429), or a
+            failed connection.
         sleep: function that waits the given number of seconds.
 
     Raises:
@@ -120,17 +120,19 @@ class Client:
 
         Returns:
             For each row, a record with `prediction`; `probabilities` for a classification;
-            `missing` if the service answers without absent parties; `version` (the run that
-            answered); and `contributions` if requested.
+            `missing` if the service answers without absent parties; the model's remarks on the row;
+            `version` (the run that answered); and `contributions` if requested.
 
         Raises:
             AuthenticationError: the token is wrong or has expired.
-            ConsentError: the privacy or row budget of the token is used up, or a party does not
-                consent.
+            ConsentError: the row or request budget of the token is used up, the service does not
+                disclose contributions, a party does not consent, or the last attempt exceeded a
+                rate limit.
             DataError: the service does not know one of the ids.
-            MissingPartyError: the party that the error names did not answer in any attempt.
-            LostPeerError: the service did not answer in any attempt.
+            MissingPartyError: the party that the error names did not answer in the last attempt.
+            LostPeerError: the service did not answer in the last attempt.
             ProtocolError: the response does not come from a vfl service.
+            UserError: the request is invalid, for example because `columns` does not fit the model.
         """
         return [row for part in self.parts(ids, columns, explain) for row in part]
 

@@ -1,8 +1,8 @@
 """The clients that may query a service, by name; each client has a token, daily budgets, an expiry.
 
-A token is 32 random bytes. The party's store has only the token's SHA-256 digest, not the token
-itself. `vfl clients` writes the list of clients; a running service reads the list again when it has
-changed.
+`vfl clients` draws a token of 32 random bytes and writes the list of clients, which contains only
+the token's SHA-256 digest; a running service reads the list again when it has changed. A service
+may also accept the tokens in a token file, which contains the tokens themselves.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from vfl.core.storage import (
     write_text,
 )
 
-#: Names of two files in the party's store or a run's folder: the list of clients, and the counts of
-#: requests of the current day.
+#: Name of a folder in the party's store or in a run's folder, and names of two files in it: the
+#: list of clients, and the counts of requests of the current day.
 FOLDER, _LIST, _SPENT = "clients", "clients.json", "spent.json"
 _LIST_KIND, _SPENT_KIND = "clients of a service", "served rows"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -217,7 +217,7 @@ class Clients:
     def _look(self) -> None:
         """Read the list of clients again if the file has changed.
 
-        If the file is damaged, admit no client.
+        If the file is damaged, admit only the clients of the token file.
         """
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_S:
@@ -280,11 +280,11 @@ class _Count:
 
 
 class Budgets:
-    """Counts each client's rows and requests of the current UTC day, and limits them.
+    """Counts the rows and requests of each client with a limit in the current UTC day.
 
     A process adds a hundredth of a budget at a time to the counts on disk, before it answers these
     rows and requests. If the process is killed, the counts on disk are therefore too large and
-    never too small, unless the disk was full. All services of a party use the same counts.
+    never too small, unless they could not be written. All services of a party use the same counts.
 
     Args:
         folder: folder of the file with the counts.
@@ -406,8 +406,8 @@ class Budgets:
     def _noted(self) -> Iterator[dict[str, list[int]]]:
         """Yield today's counts on disk, for a `with` block that changes them.
 
-        If the disk is full or the file is damaged, the service counts in memory and still answers
-        requests.
+        If the disk is full, the file is damaged or another process holds the lock for too long, the
+        service counts in memory and still answers requests.
         """
         with ExitStack() as held:
             with suppress(StorageError, RunFolderError):

@@ -80,7 +80,7 @@ _TOKEN_FILE, SETTINGS_FILE = "serve.token", "serve.json"
 #: Settings that contain the path of a file; in a party's own file, a relative path is relative to
 #: the folder of that file.
 _FILES = frozenset({"token", "certificate", "key", "client_ca"})
-#: URL paths that need no token, because their responses disclose no data of parties or clients.
+#: URL paths that need no token, because their responses disclose at most names of absent parties.
 _OPEN = ("/", "/health", "/ready", inference.LIVE, inference.READY)
 #: Limits for requests of a source without a valid token: enough for health checks, the page, and a
 #: few wrong tokens.
@@ -671,7 +671,7 @@ class Questions:
             raise _RefusedQuestion(_refused(f"more than {settings.max_ids} ids", 413, "size"))
         if asked.explain and not settings.explain:
             what = (
-                "this service does not disclose contributions of columns to a prediction "
+                "this service does not disclose contributions of parties to a prediction "
                 "(start it with vfl serve --explain)"
             )
             raise _RefusedQuestion(_refused(what, 403, "explain"))
@@ -683,8 +683,8 @@ class Questions:
             inputs = now.rows.inputs(asked.columns, len(asked.ids))
             if inputs is None or len(set(found)) < len(found):
                 what = (
-                    "the columns are not the columns of the label party's model, or an id occurs "
-                    "twice"
+                    "the columns or their values do not fit the label party's model, or an id "
+                    "occurs twice"
                 )
                 raise _RefusedQuestion(_ill_formed(what))
         if (spent := self._budgets.take(client, len(found))) is not None:
@@ -761,12 +761,13 @@ class HttpFront(ServingFront):
             contains the service's address, `serving.stop` ends the service, and `serving.next`
             names the next run.
         ended: function that the service calls repeatedly; it returns whether the service must end.
-        clients: folder that contains the list of clients and their counts; None uses `folder`.
+        clients: folder that contains the list of clients and their counts; None uses a folder in
+            `folder`.
 
     Raises:
         RunFolderError: the list of clients or the file of their counts is damaged.
-        UserError: the service cannot listen at the address, or other machines could reach it
-            without TLS.
+        UserError: the service cannot listen at the address, other machines could reach it without
+            TLS, or the token file is unsafe or has no token.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ _CELLS: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-#: Format of the numbers in a binary tensor for `struct`, by datatype.
+#: NumPy's type of the numbers in a binary tensor, by datatype.
 _NUMBERS: Mapping[str, str] = {
     "BOOL": "?",
     **{f"INT{8 * width}": f"<i{width}" for width in (1, 2, 4, 8)},

@@ -61,6 +61,7 @@ def serve(
         ready: callback that is called when the service accepts requests.
 
     Raises:
+        ConfigError: the settings name several tasks; or see `require_servable`.
         ExposedCutError: a run with this secure mode cannot be served row by row.
         RunFolderError, UserError: see `trained` and `HttpFront`.
     """

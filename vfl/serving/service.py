@@ -1,9 +1,9 @@
 """The service between HTTP and a session: it collects requests into batches of rows.
 
-All code of the service runs on the HTTP server's event loop, which wakes up for messages from
-parties and from clients; one thread therefore handles a request from start to end. The thread that
-runs the session only waits until the session is over. The service keeps ids and table values only
-as long as a request lasts, except in the optional cache.
+All requests are handled on the HTTP server's event loop, which wakes up for messages from parties
+and from clients; one thread therefore handles a request from start to end. The thread that runs the
+session only starts it, and waits until it is over. The service keeps ids and table values of a
+request only as long as the request lasts; the optional cache keeps positions of rows and answers.
 """
 
 from __future__ import annotations
@@ -176,13 +176,15 @@ class _Batch:
 
 
 class Service:
-    """Queues HTTP requests and answers them; its methods run on the HTTP server's event loop.
+    """Queues HTTP requests and answers them on the HTTP server's event loop.
+
+    The thread that runs the session calls `show`, `play`, `waits_for`, `waits_for_alignment` and
+    `lost`. A batch has at most `QUERY_ROWS` rows.
 
     Args:
         owner: name of the label party.
         wait_ms: milliseconds that a batch waits for further requests; 0 combines only requests that
             arrive together.
-        batch_rows: largest number of rows in a batch.
         timeout_s: time limit of a client's request in seconds.
         cache_rows: number of cached answers, of which the least recently used is removed first; 0
             turns the cache off.
@@ -210,7 +212,6 @@ class Service:
         owner: str,
         *,
         wait_ms: float = 0.0,
-        batch_rows: int = QUERY_ROWS,
         timeout_s: float = 5.0,
         cache_rows: int = 0,
         ended: Callable[[], bool] = lambda: False,
@@ -225,7 +226,7 @@ class Service:
         self.missing: str | None = owner
         self._why = _AWAY
         self.timeout_s = timeout_s
-        self._wait_s, self._batch_rows = wait_ms / 1000, min(batch_rows, QUERY_ROWS)
+        self._wait_s = wait_ms / 1000
         self.remark_bytes = 0
         self._ended, self._closed, self.was_ready = ended, False, False
         self._waiting: deque[Request] = deque()
@@ -256,7 +257,8 @@ class Service:
         """Return the answers of a model for rows, in the order of `rows`.
 
         Raises:
-            Unavailable: a party is missing, refuses, or does not answer in time.
+            Unavailable: a party is missing, refuses, or does not answer in time; another model has
+                replaced this one; or an output is not finite.
         """
         started = time.monotonic()
         self._check_here(started)
@@ -496,7 +498,7 @@ class Service:
         while self._waiting:
             first = self._waiting[0]
             alone = first.alone or first.explain or first.inputs is not None
-            if taken and (alone or rows + len(first.rows) > self._batch_rows):
+            if taken and (alone or rows + len(first.rows) > QUERY_ROWS):
                 break
             self._waiting.popleft()
             if first.model is not self.model:
