@@ -59,7 +59,7 @@ class Gain:
         common: number of distinct ids that all parties have.
         gained: number of common ids that this id rule adds.
         changed: number of ids that the id rules change, by party.
-        repeated: number of rows that share their id with another row, by party.
+        repeated: number of rows whose id an earlier row has, by party.
     """
 
     rules: str

@@ -55,7 +55,7 @@ def split(
     ends with bitwise the same weights as a training of the unsplit model in the same loop.
 
     Args:
-        model: any module; `split` adds hooks to this module, and makes no copy.
+        model: any module; `split` makes no copy, and each forward pass adds hooks to its layers.
         at: name of the cut layer in `model.named_modules`. Alternatives: a dict with one layer per
             feature party; or two layers if the feature party sends a cut at the first, and the
             server sends a cut back at the second (U-shape: Vepakomma et al. 2018, section 3).
@@ -75,9 +75,11 @@ def split(
             `Trace`.
 
     Raises:
-        ConfigError: the layer does not exist, or the example's forward pass does not reach it.
-        SpecError: `SplitModule` rejects the settings, a defense replaces models, values other than
-            the cuts cross between parties, or two parties use the same weights.
+        ConfigError: the layer does not exist, the example's forward pass does not reach it exactly
+            once, the model does not accept the example, or a layer has no weights yet.
+        SpecError: `SplitModule` rejects the settings; a defense replaces models, or cannot act on
+            this model; values other than the cuts cross between parties; two parties use the same
+            weights; or a cut has no axis after its row axes.
         DataError: a tensor at a cut contains integers.
 
     >>> model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -230,7 +232,7 @@ class CutModel(Crossings):
         Raises:
             SpecError: see `SplitModule.forward`.
             DataError: this forward pass does not reach a cut layer, or the call has no inputs.
-            WidthError: the number of a cut's rows per input row differs from the example.
+            WidthError: the number of a cut's values per row differs from the example.
         """
         if not inputs and not named:
             raise DataError(
@@ -335,13 +337,13 @@ class CutModel(Crossings):
             labels: see `_send`.
             context: step context of the forward pass.
             addition: collector of the additional loss terms of the forward pass.
-            kept: dict that stores the cut before and after the defense, for the cut that comes back
-                in a U-shape.
+            kept: list to which the cut before and after the defense is appended, for the cut that
+                comes back in a U-shape.
         """
         axes = values.shape
         if prod(axes[cut.row_axes :]) != cut.width:
             raise WidthError(
-                "a cut and the example have different numbers of rows",
+                "a row of a cut has another number of values than in the example",
                 where=f"layer '{cut.layer}'",
                 got=f"axes {tuple(axes)}",
                 want=f"{cut.width} values in all axes from {cut.row_axes} on",
@@ -362,7 +364,7 @@ class CutModel(Crossings):
         return sent if is_flat else sent.reshape(axes)
 
     def _rows(self, cut: _Cut, inputs: Sequence[Any], named: Mapping[str, Any]) -> Tensor | None:
-        """Return a party's inputs as one tensor, for defenses that use inputs."""
+        """Return a party's inputs as one tensor if the defense uses them, or else None."""
         if cut.back or not self._gives_rows:
             return None
         (name,) = self._rows_of[cut.name]

@@ -35,8 +35,8 @@ _ASK_FLOWER_EVERY_S = 5.0
 _END_S = 20.0
 #: Pattern of the line in a Python traceback that contains the error's class and text.
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*\.)?\w*(Error|Exception): ")
-#: For each mode, the name of the file that exists once a session of this mode has ended well;
-#: products add modes.
+#: For each mode except evaluate, the name of the file that exists once a session of this mode has
+#: ended well; products add modes. Each evaluation has a new file; see `next_evaluation`.
 OUTCOMES = {
     "train": "summary.json",
     "predict": "predictions.csv",
@@ -124,7 +124,7 @@ def run_session(
             `vfl.session.terms.BESIDE`. In a product's mode, they are settings of the product.
         on_epoch: callback that receives the record of each epoch.
         on_note: callback that receives one line of text when parties join or leave the session,
-            with vfl's reaction.
+            with vfl's reaction, and while this function waits for the SuperLink.
         on_progress: callback that receives the session's progress, about once a second.
         resume: whether this session continues the run from its last checkpoint.
         simulated: whether `simulation` started the SuperLink.

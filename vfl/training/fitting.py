@@ -269,7 +269,7 @@ def recipe_of(settings: Mapping[str, Any], validated: bool = False) -> TrainSett
                 fix=nearest(name, RECIPE),
             )
     found = check(settings, TrainSettings, where="the training of a module")
-    _ = Optimization(found).copies  # the constructor raises an error if a value is invalid
+    _ = Optimization(found).copies  # a test optimiser raises an error if a value is invalid
     if judges(found) and not validated:
         raise ConfigError(
             "patience and keep = 'best' need validation rows",
@@ -308,12 +308,14 @@ def fit(
             weight_decay, precision; with `validation` also patience, keep and measure.
 
     Returns:
-        One record per epoch, with `epoch`, `seconds`, `train_loss`, metrics of validation rows, and
-        the bytes sent so far in both directions.
+        One record per epoch, with `epoch`, `seconds`, `train_loss` if it is finite, metrics of
+        validation rows, and the bytes sent so far in both directions. The record has `best_epoch`
+        if validation rows select this epoch.
 
     Raises:
         ConfigError: the training of a module has no such setting, or the setting needs
             `validation`.
+        SpecError: the spec of a loss, an optimiser or a schedule is wrong.
         DataError: a batch has no labels, or the loader is empty.
 
     >>> from vfl.training.cutting import split

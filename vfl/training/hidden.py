@@ -47,8 +47,8 @@ class HiddenStatistics:
         left_out: number of each party's inputs that were left out, because too few of the party's
             rows have a value other than the most frequent one.
         explained: share of the label's variance that a linear regression explains (R2), adjusted
-            for the number of inputs and averaged over classes; keys are the parties whose inputs
-            the regression uses.
+            for the number of inputs and averaged over classes; the key is the party whose inputs
+            the regression uses, or "both".
         payload_bytes: number of bytes that were sent, by sender and receiver.
     """
 

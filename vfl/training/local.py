@@ -72,7 +72,7 @@ class Options(TypedDict, total=False):
             requested. A training continues from the last committed checkpoint in this folder. None
             stores no checkpoints.
         observers: objects that receive every frame in addition to the ledger, for example a
-            `Trace`.
+            `Trace`; but no frames of further label parties.
         on_epoch: callback that receives one record per epoch.
         on_progress: callback that receives the session's progress, about once a second.
         connect: function that creates the links between parties; by default, links deliver frames
@@ -80,7 +80,7 @@ class Options(TypedDict, total=False):
         carry: function that wraps the streams of a session with a secret-shared network, for
             example in simulated network connections.
         say: callback that receives a line of text: the largest possible size of a trace, before the
-            training starts, or a warning about a damaged checkpoint.
+            training starts, or a warning about the data or a damaged checkpoint.
         serving: names of additional label parties whose tasks a service answers.
         explained: names of parties that learn the Shapley values of their columns; see `Terms`.
     """
@@ -107,7 +107,7 @@ class PartiesSession:
 
     Args:
         experiment: the experiment to run.
-        mode: train, evaluate or predict.
+        mode: train, evaluate, predict or serve.
         parties: private inputs of each party, such as a secret, a model, or a checkpoint folder, by
             party.
         options: options of the session; see `Options`.
@@ -219,7 +219,7 @@ class LocalSession(PartiesSession):
     Args:
         experiment: experiment of the session.
         data: aligned rows of each party, by party, including label parties.
-        mode: train, evaluate or predict.
+        mode: train, evaluate, predict or serve.
         outputs: number of classes of [label], or 1 for a regression.
         options: options of the session; see `Options`. The option `bottoms` may also contain the
             middle party's model, and the top models of additional label parties.

@@ -103,7 +103,9 @@ def audit(
         say: callback that receives one line of text per training.
 
     Raises:
-        PrivacyError: the experiment claims no epsilon, or there are too few data to prove anything.
+        PrivacyError: the experiment claims no epsilon, the claim is about clients or secret-shared
+            gradients, or there are too few data to prove anything.
+        ConfigError: the experiment has several label parties, or a middle party.
     """
     label, dp = experiment.label.party, experiment.dp
     if dp is None or experiment.secure != "none":
@@ -176,7 +178,7 @@ def _train(
 def _with_canaries(
     own: PartyData, places: np.ndarray, split: Split, seed: int, bottom: str
 ) -> PartyData:
-    """Return a party's data in which canaries have unique inputs, or wrong labels.
+    """Return a party's data in which canaries have unusual inputs, and wrong labels.
 
     A bottom model that accepts any number of columns gets one additional column per canary. This
     column is zero in all other rows, so only the canary and the noise change the column's weights.
@@ -187,7 +189,8 @@ def _with_canaries(
         inputs = inputs.flatten(1).clone()
         inputs[at] = 0
         columns = torch.zeros(len(inputs), len(at))
-        size = _SPREAD * (inputs.shape[1] + len(at)) ** 0.5  # as small as the initial weights
+        # initial weights become smaller with the number of columns
+        size = _SPREAD * (inputs.shape[1] + len(at)) ** 0.5
         columns[at, torch.arange(len(at))] = size
         inputs = torch.cat([inputs, columns], 1)
     # only for real numbers, not for tokens

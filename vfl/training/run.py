@@ -379,8 +379,8 @@ def train(
             weights.
 
     Raises:
-        VFLError: the training failed; the file failure.json in the run's folder contains the same
-            error.
+        VFLError: the data cannot be loaded, or the training failed; if the training failed, the
+            file failure.json in the run's folder contains the same error.
     """
     begun = experiment.train.warm_start
     if begun is not None:  # the data are encoded as in the earlier run
@@ -525,7 +525,7 @@ def evaluate(
     tell: Tell | None = None,
     explained: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Evaluate a run on its test rows, and on rows that neither trained nor validated the run.
+    """Evaluate a run on its test rows, and on new rows of changed tables.
 
     Raises:
         TrainedRowsError: no row is left for a test, or the rows of the training are not known.

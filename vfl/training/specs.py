@@ -299,7 +299,7 @@ def check_beside_middle(spec: str) -> None:
             got=f"'{spec}', for its '{found[0]}'",
             want="a defense of labels, outputs and gradients at the label party alone, or of cuts "
             "at the feature parties alone",
-            fix="label_dp, gradient_noise, marvell, nopeek or clipped_noise, for example",
+            fix="label_dp:epsilon=2, gradient_noise, marvell, nopeek or clipped_noise, for example",
         )
 
 

@@ -140,9 +140,10 @@ class Crossings(nn.Module):
         return self._defense.privacy()
 
     def extra_loss(self) -> Tensor:
-        """Return the loss terms that codec and defense add in the last pass; 0 if they add none.
+        """Return the loss terms that codec and defense add; 0 if they add none.
 
-        If a training omits these terms from its loss, the backward pass raises an error.
+        The result is the sum over all forward passes since the last call. If a training omits these
+        terms from its loss, the backward pass raises an error.
         """
         taken = [one.taken() for one in self._additions]
         self._additions.clear()
@@ -290,10 +291,11 @@ class SplitModule(Crossings):
 
     The top's inputs and the bottoms' gradients are decoded from real frames, so a loop around this
     module trains the same model as a federation. The attribute `ledger` counts the frames. A
-    defense acts as in a federation; if the module cannot apply the defense, a training step raises
-    an error. A defense that reads labels needs the labels in every forward pass of a training, and
-    the loss must include `extra_loss`. The caller computes the loss; a defense expects the gradient
-    of a mean over the batch in which all rows have the same weight.
+    defense acts as in a federation; if the module cannot apply the defense, the constructor or the
+    first training step raises an error. A defense that reads labels needs the labels in every
+    forward pass of a training, and the loss must include `extra_loss`. The caller computes the
+    loss; a defense expects the gradient of a mean over the batch in which all rows have the same
+    weight.
 
     Frames contain float32 values. A cut of another floating-point type is converted before sending,
     and converted back after receiving.
@@ -323,6 +325,7 @@ class SplitModule(Crossings):
     Raises:
         ConfigError, SpecError: an experiment file with these settings would be rejected, or a
             defense needs the training loop, the task's loss or all training rows.
+        DataError: a party lacks a bottom model, a width or a codec.
     """
 
     def __init__(
@@ -654,7 +657,7 @@ class taking:
         self.whose, self.given = whose, given
 
     def __enter__(self) -> None:
-        """Do nothing; a class is faster than a generator, and each step uses this three times."""
+        """Do nothing; a class is faster than a generator, and each step uses it several times."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Replace the model's error by an error that names the model."""

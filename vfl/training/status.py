@@ -102,8 +102,8 @@ class ProjectStatus:
         project: folder of the label party.
         superlink: address of the SuperLink; None if no SuperLink is running.
         parties: whether each party's SuperNode is connected, by party; empty without a SuperLink.
-        runs: the project's last runs, and all runs that are promoted or that a service answers
-            with, newest first.
+        runs: the project's last runs, the promoted run, and all runs that a service answers with,
+            newest first.
         then: commands with which the user can continue.
         exit_code: exit code that `vfl status` returns.
     """

@@ -28,11 +28,11 @@ class WholeNetworkSession(PartiesSession):
     Args:
         experiment: experiment of the session.
         data: aligned rows of each party, by party, including the label party.
-        mode: train, evaluate or predict.
+        mode: train, evaluate, predict or serve.
         outputs: number of classes, or 1 for a regression.
         options: options of the session, see `LocalSession`; the secure mode creates the links of
-            the network. Adversaries, devices and bottom modules are rejected, because no party has
-            a whole model.
+            the network. Adversaries and bottom modules are rejected, because no party has a whole
+            model.
     """
 
     clients: list[WholeNetworkParty]
@@ -112,7 +112,7 @@ class WholeNetworkSession(PartiesSession):
         """Return the label party that learns a given party's task.
 
         Raises:
-            ConfigError: the experiment has a second label party.
+            ConfigError: the party is not the label party.
         """
         if party != self.label.name:
             raise ConfigError(
