@@ -477,7 +477,7 @@ class _PartySession:
     def _share(
         self, stream: TcpLink, link: Observed, own: Own, meter: Meter, entry: Entry
     ) -> PartyReport:
-        """Run a party of a secret-shared network: a party with columns, or the dealer."""
+        """Run a party of a whole network: a party with columns, or the dealer."""
         data, folder, consent = self.data, self.folder, self.party.consent
         split = None if data is None else data.split
         # A resumed training sends the setup's messages and some messages of steps again.

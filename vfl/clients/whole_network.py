@@ -1,4 +1,4 @@
-"""A party of a secret-shared network, which has shares of the weights, or is the dealer."""
+"""A party of a whole network: a party with columns, or the dealer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vfl.session.secure_mode import AnsweringNetwork, Layers, OwnRows, Revealed,
 
 
 class WholeNetworkParty:
-    """Runs a party of a secret-shared network (with columns, or the dealer) in a session.
+    """Runs a party of a whole network (see `WholeNetwork`) in a session.
 
     Args:
         party: name of the party.
@@ -31,14 +31,13 @@ class WholeNetworkParty:
         keys: the party's object for key agreement.
         stream: network stream to the label party.
         own: private state of the party.
-        bottom: bottom model that the party's own file names; a secret-shared network refuses such a
-            model.
-        weights: stored shares of the weights, for evaluation and prediction.
+        bottom: bottom model that the party's own file names; a whole network refuses such a model.
+        weights: the party's stored part of the trained model, for evaluation and prediction.
         agreed, spend: see `OwnRows`.
 
     Raises:
         DataError: the party has no columns.
-        ExposedCutError: a secret-shared network does not support a setting.
+        ExposedCutError: the secure mode does not support a setting.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class WholeNetworkParty:
         mode.refuse(terms)
         require_honest(party, own, bottom)
         if data is not None and data.inputs is None:
-            raise DataError(f"party '{party}' has no columns, so it has no inputs to secret-share")
+            raise DataError(f"party '{party}' has no columns, so it has no inputs for the model")
         rows = OwnRows(own.secret, agreed, committed=own.committed(), device=own.device)
         if data is not None:
             rows = replace(
@@ -158,11 +157,11 @@ class WholeNetworkParty:
         """Do nothing, because no further message follows."""
 
     def weights(self) -> dict[str, Tensor]:
-        """Return this party's shares of the weights; the shares never leave the party."""
+        """Return this party's part of the model; see `WholeNetwork.weights`."""
         return self.network.weights()
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 of this party's shares of the weights."""
+        """Return the SHA-256 of this party's part of the model."""
         return weights_digest(self.weights())
 
     def column_values(self) -> np.ndarray | None:

@@ -1,4 +1,4 @@
-"""The label party of a secret-shared network, which learns the outputs and evaluates them."""
+"""The label party of a whole network, which learns the outputs and evaluates them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MEASURED_ROWS = 1 << 14
 
 
 class WholeNetworkLabel(AnyLabelParty):
-    """Runs the label party of a secret-shared network from the start to the end of a session.
+    """Runs the label party of a whole network (see `WholeNetwork`) through a session.
 
     Args:
         data: the label party's labels (not needed for predictions) and columns, with rows in the
@@ -58,13 +58,13 @@ class WholeNetworkLabel(AnyLabelParty):
             party.
         own: private state of the party.
         objective: learning objective.
-        weights: stored shares of the trained weights, for an evaluation or prediction.
+        weights: the party's stored part of the trained model, for an evaluation or prediction.
         records: object that receives metrics and progress.
         agreed: see `OwnRows`.
 
     Raises:
-        SpecError: a secret-shared network does not support a setting, or the top model cannot be
-            computed on shares.
+        SpecError: the secure mode does not support a setting, or the top model cannot be computed
+            on shares.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class WholeNetworkLabel(AnyLabelParty):
         self.network = mode.middle_network(terms, attempt, streams, receive_any, rows)
         stopping = EarlyStopping(terms.train, self.network.weights, self.network.load_weights)
         super().__init__(data, terms, own, task, records, stopping)
-        # with a secret-shared network, parties send no cuts
+        # in a whole network, parties send no cuts
         self.aggregator = CutAggregator({}, self.ledger, stopping)
         self.reports: list[PartyReport] = []
         self._shares: dict[str, Tensor] | None = None
@@ -162,7 +162,7 @@ class WholeNetworkLabel(AnyLabelParty):
         return self.network.split
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the label party's shares, if any, and the state of its task."""
+        """Return the label party's part of the model, if any, and the state of its task."""
         shares = {f"{_SHARE}{name}": share for name, share in self.network.weights().items()}
         return shares | {f"{_TASK}{name}": one for name, one in self._task.state_dict().items()}
 
@@ -186,7 +186,7 @@ class WholeNetworkLabel(AnyLabelParty):
         return (*self._defense.privacy(), *self.network.privacy())
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state from which an interrupted training resumes: shares and counters."""
+        """Return the state from which an interrupted training resumes: network and counters."""
         return {
             "network": self.network.training_state(),
             "stopping": self.stopping.state(),
@@ -305,7 +305,7 @@ def _check_objective(data: PartyData, objective: Objective, reads_cells: bool) -
         )
     if objective.loss is not None:
         raise ExposedCutError(
-            "a secret-shared network has a fixed loss function",
+            "this secure mode has a fixed loss function",
             got=f"label.loss = '{objective.loss}'",
             want="label.loss left out",
         )

@@ -288,6 +288,8 @@ class OwnAlignment:
         """Yield the result; store it as the alignment's next version if the block raises no error.
 
         If a party cannot write the result, or does not receive it, all parties discard the result.
+        If a connection breaks while the label party confirms the end, some parties may store a
+        version that other parties lack; later sessions refuse this version.
 
         Args:
             session: identifier of this attempt, the same at every party.

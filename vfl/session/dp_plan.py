@@ -339,7 +339,8 @@ def refuse_defense(spec: str, sampling: str) -> None:
                 f"[dp] clips a row's gradient, and {type(member).__name__} may mix rows",
                 where="defense",
                 got=f"'{over[0]}'",
-                fix="use label_dp, layer_norm, clipped_noise or gradient_noise; or remove [dp]",
+                fix="use label_dp or layer_norm, or with dp.sampling = 'shuffled' clipped_noise or "
+                "gradient_noise; or remove [dp]",
             )
     stated = [one for one in defense.privacy() if one.epsilon is not None]
     repeated = [one for one in stated if one.per != "training"]

@@ -45,8 +45,8 @@ _HEX = r"^[0-9a-f]{64}$"
 Short = Annotated[str, StringConstraints(max_length=SHORT, pattern=r"^[ -~]*$")]
 
 
-#: Most erased rows that one session message can name; more erased rows require several sessions, or
-#: a new alignment.
+#: Most erased rows that a session message can name, and that an introduction can name. More rows
+#: than the second number require several sessions, and more than the first a new alignment.
 MOST_TOLD, _MOST_AT_ONCE = 4096, 128
 
 

@@ -2,8 +2,8 @@
 
 A secure mode defines a promise about privacy, the settings that it refuses, the parties' roles, the
 messages, and both endpoints of an exchange. With ``secure = "none"``, a feature party sends its cut
-through a codec, and the label party sees the cut. The other secure modes are in `vfl.mpc.secure`,
-which vfl imports only if a session needs such a mode.
+through a codec, and the label party sees the cut. The other secure modes are in `vfl.mpc.secure`
+and `vfl.trees`, which vfl imports only if a session needs such a mode.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class HelperRound(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """One party's inputs to a secret-shared network.
+    """One party's inputs to a whole network; see `WholeNetwork`.
 
     A dealer, which only supplies randomness, has no rows.
 
@@ -300,10 +300,10 @@ class WholeNetwork(Protocol):
         """
 
     def weights(self) -> dict[str, Tensor]:
-        """Return this party's shares of the weights; empty if the party has no shares."""
+        """Return this party's shares or parts of the model; empty if the party has none."""
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Continue training from the shares that `weights` returned."""
+        """Replace this party's shares or parts of the model by those that `weights` returned."""
 
     def training_state(self) -> dict[str, Any]:
         """Return this party's state, from which a resumed training continues."""
@@ -440,9 +440,9 @@ class SecureMode:
             training.
         shares_weights: whether feature parties secret-share their first layers, so that no party
             has a bottom model or sees a whole cut.
-        whole_network: whether all layers including the top are secret-shared, so that no party has
-            a whole layer; the networks of `outer_network` and `middle_network` then replace both
-            endpoints.
+        whole_network: whether no party sends a cut, because all layers including the top are
+            secret-shared, or because the model has no cuts, like boosted trees; the networks of
+            `outer_network` and `middle_network` then replace both endpoints.
         reads_cells: whether a whole network reads raw table values, labels in their original units,
             and row weights; otherwise table values and labels are standardised, and all row weights
             are equal. Each party has to list such a secure mode in `consent.models`.
@@ -452,7 +452,7 @@ class SecureMode:
             absent, if the label party allows such answers.
         explains_columns: whether a whole network computes how much each column contributes, for the
             party that owns the column.
-        helps_to_train: whether the third party takes part in trainings only, and not in serving.
+        helps_to_train: whether the third party takes part in trainings only.
         keeps: names of the model's parts that a feature party and the label party store, as cards
             and pages print them; None means a bottom model and the top model.
         exports: maps a format of `vfl export` to the import path of a function that writes this
@@ -630,7 +630,7 @@ class SecureMode:
         """Make the third party's endpoint, over its stream to the label party."""
         raise AssertionError("this mode has no third party")
 
-    # A secret-shared network; these methods are called only with `whole_network`.
+    # A whole network; these methods are called only with `whole_network`.
 
     def outer_network(
         self, party: str, terms: Terms, keys: Any, stream: Link, rows: OwnRows
@@ -782,5 +782,5 @@ def require_honest(party: str, own: Own, bottom: object) -> None:
             raise ExposedCutError(
                 f"party '{party}' has no model and no cut in this secure mode",
                 got=f"{name} {got}",
-                want="shares of a secret-shared network, by all parties as agreed",
+                want="the agreed model, which all parties compute together",
             )

@@ -112,7 +112,7 @@ class Terms(Settings):
         purpose: purpose of the session as text; empty if the experiment names none.
         serving: in a service, the label parties among `tasks` that answer their own clients.
         beside: in an evaluation, names of other runs to compare; rows on which any of the compared
-            runs was trained are omitted.
+            runs was trained or validated are omitted.
         explained: in a prediction or an evaluation, the parties to which the label party discloses
             the Shapley values of their columns.
         version: version of vfl at the label party.

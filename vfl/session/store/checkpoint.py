@@ -2,8 +2,9 @@
 
 The schedule defines before which exchanges every party saves a checkpoint (`Exchange.saves`). All
 parties follow the same schedule, so no message has to request a checkpoint. The label party commits
-checkpoint s when the cut of exchange s has arrived from every party: each party saved its
-checkpoint before it sent that cut. Random numbers are derived from the number of the exchange, so a
+checkpoint s when the cut of exchange s has arrived from every party that sends one: each of these
+parties saved its checkpoint before it sent that cut. If a checkpoint is missing at a party, the
+session returns to an older one. Random numbers are derived from the number of the exchange, so a
 checkpoint contains no generator state.
 """
 

@@ -91,7 +91,8 @@ class PartyFolder:
     later session needs are sealed with party and run (see `vfl.core.storage`): a `PartyFolder`
     refuses a folder of another party, and a folder with files of two runs. The user may move the
     folder to another machine. `card.json` describes the party's part of the model for human
-    readers, and contains no row, no category and no weight.
+    readers, and contains no row, no category and no weight of a network; for other models it may
+    contain parameters, such as coefficients of a regression (see `WholeNetwork.figures`).
 
     Args:
         path: the party's folder in the run's folder; its name is the party's name.
