@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vfl.compression import StepContext, make
-from vfl.config import Experiment, Locations, with_overrides
+from vfl.config import CompareSettings, Experiment, Locations, with_overrides
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import (
     BadOptionError,
@@ -20,6 +20,8 @@ from vfl.core.storage import read_json
 from vfl.experiments import GridFolder, chosen
 from vfl.experiments.cells import CODEC
 from vfl.experiments.comparison import CutShape, comparison_of, fitted_spec, frame_bytes, plan_lines
+from vfl.experiments.glance import of_comparison
+from vfl.experiments.results import TEST, TRAINING, Line
 from vfl.experiments.scheduler import run_cells
 
 
@@ -231,3 +233,17 @@ def test_parties_share_a_level():
 def test_what_cannot_be_matched_is_refused(spec, reason):
     with pytest.raises(BadOptionError, match=reason):
         fitted_spec(spec, 5, CutShape((24,), 16))
+
+
+def test_equal_scores_of_all_repeats_decide_that_a_codec_is_worse():
+    def line(codec, share, score, reference=None):
+        figures = {(TEST, "accuracy"): score, (TRAINING, "wire_ratio_up"): share}
+        figures[TRAINING, "wire_ratio_down"] = share
+        about = {"method": codec, "codec": codec, "variant": "", "level": ""}
+        each = {figure: {"0": value, "1": value} for figure, value in figures.items()}
+        return Line(about, ["0", "1"], {}, each, reference)
+
+    plain = line("none", 1.0, 0.9)
+    settings = CompareSettings(codecs=("none", "topk:k=1"))
+    found = of_comparison(settings, [plain, line("topk:k=1", 0.1, 0.5, plain)], "accuracy")
+    assert found.sentence.endswith("Every codec that sends less than none is worse.")

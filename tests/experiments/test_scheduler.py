@@ -143,3 +143,17 @@ def test_what_was_tried_under_another_seed_counts_for_itself(tiny):
     for one, seconds in ended.items():
         remaining.add(cell(*one, tiny), seconds)
     assert remaining.left_s() == 105.0
+
+
+def test_the_time_of_a_kind_of_training_counts_for_its_other_seeds(tiny):
+    times = {"split": 100.0, "gradient boosting": 2.0}
+    cells = {
+        (what, seed): Cell(tiny(), f"{what} {seed}", {"what": what, "repeat": seed}, victim=what)
+        for seed in ("0", "1")
+        for what in times
+    }
+    remaining = RemainingTime(cells.values(), jobs=1)
+    for what, seconds in times.items():
+        remaining.add(cells[what, "0"], seconds)
+    remaining.add(cells["split", "1"], 100.0)
+    assert remaining.left_s() == times["gradient boosting"]

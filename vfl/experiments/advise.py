@@ -253,7 +253,7 @@ def _code(setting: str) -> str:
 
 
 def exposures(experiment: Experiment) -> Iterator[Exposure]:
-    """Yield every exposure of an experiment, in its training and in its predictions."""
+    """Yield the exposures of an experiment, in its training and in its predictions."""
     label, mode = experiment.label.party, parse(experiment.secure)[0]
     middle = experiment.middle.party if experiment.middle else None
     others = [task.party for task in experiment.tasks or ()]

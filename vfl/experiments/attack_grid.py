@@ -200,6 +200,9 @@ def attack_cell(
         folder: folder of the grid.
         data: data of every party.
         device: device on which the model is trained; attacks run on the CPU.
+
+    Raises:
+        UserError: an attack cannot run on this victim; see `check_attacks_fit`.
     """
     settings = grid_settings_of(folder.experiment())
     check_attacks_fit(cell.experiment, settings, data)
@@ -307,7 +310,7 @@ def attack_finished_run(
         on_end: callback that receives each attack when it ends.
 
     Returns:
-        The scores of the attacks in `settings`, for the numbers of leaked labels in `settings`.
+        The records of the attacks in `settings`, for the numbers of leaked labels in `settings`.
 
     Raises:
         RunFolderError: the run is not finished; or it was trained in a federation, where weights
@@ -316,7 +319,11 @@ def attack_finished_run(
         SpecError: an attack cannot be built.
     """
     if not (folder.path / "summary.json").exists():
-        raise RunFolderError("this run has not ended, so it cannot be attacked")
+        raise RunFolderError(
+            "this run has not ended well, so it cannot be attacked",
+            where=str(folder.path),
+            fix=f"vfl status {folder.path}",
+        )
     folder.require_experiment()
     # this check comes first, because without the parties' parts all other errors are misleading
     for party in folder.experiment().parties:

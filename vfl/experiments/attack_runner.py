@@ -130,8 +130,8 @@ def start_adversary(
 def measured_adversaries(settings: GridSettings, adversary: str) -> list[str]:
     """Return the adversaries to measure on a victim whose training had the adversary `adversary`.
 
-    On a victim without an adversary in training, those adversaries are measured for comparison that
-    need not take part in the training.
+    On an honest victim, the grid's adversaries are measured for comparison, if their result needs
+    no part in the training.
     """
     if adversary == HONEST:
         others = [spec for spec in settings.trainings if spec != HONEST]
@@ -161,8 +161,8 @@ def adversary_result(cases: Cases, spec: str, draw: torch.Generator) -> AttackRe
     The result has these measures, each with its value by guessing:
 
     - "backdoor": share of other classes' test rows that the model assigns to the adversary's class
-    with the trigger; the guess is this share without the trigger. - "flagged", if a defense judges
-    parties: share of the same test rows for which the defense
+      with the trigger; the guess is this share without the trigger.
+    - "flagged", if a defense judges parties: share of the same test rows for which the defense
       flags the adversary's cut with the trigger; the guess is the share that is flagged without the
       trigger.
     - "error": share of wrong predictions on test rows; the guess is the error of the best constant
@@ -249,7 +249,7 @@ _PICTURES = {"ssim"}
 
 
 class AttackRunner:
-    """Runs attacks on one victim; caches only the cases of the last draw of leaked labels.
+    """Runs attacks on one victim; caches only the cases of the last k and draw of leaked labels.
 
     The seed determines leaked rows and the attacks' random draws, so these are the same for all
     victims with this seed.
@@ -469,7 +469,7 @@ def _beside(job: AttackJob, made: object) -> tuple[str, ...]:
 
 
 def _classes(made: object) -> Iterator[type]:
-    """Yield the class of an attack, and the class of each attack that it wraps."""
+    """Yield the class of an attack or adversary, and the class of each attack that it wraps."""
     yield type(made)
     if isinstance(made, Wrapper):
         yield from _classes(made.inner)

@@ -139,7 +139,7 @@ def _reached(one: Standing | None) -> str:
 
 
 def others_table(records: Sequence[Record]) -> Table | None:
-    """Return a table of the attacks that have no label measure; None if there are none."""
+    """Return a table of the results that have no label measure; None if there are none."""
     others = (one for one in records if one.evaluator == "attack" and label_measure(one) is None)
     groups = grouped(others, "training", "adversary", "subject", "k", "measure")
     head = [

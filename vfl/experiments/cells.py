@@ -57,8 +57,9 @@ class Cell:
         experiment: the experiment to train.
         title: name of the cell for display.
         about: the cell's entries in the grid's table, by name of the column.
-        victim: spec of the attacked defense or codec, or "baselines"; the name of the cell's folder
-            begins with this text. The text is empty in a comparison, whose cells differ in `codec`.
+        victim: in a grid, the spec of the attacked defense, codec or model, or "baselines"; in a
+            value study, the kind of training; empty in a comparison, whose cells differ in `codec`.
+            The name of the cell's folder begins with this text, or else with the codec.
         adversary: spec of the adversary in the training; "none" if all parties are honest.
     """
 
@@ -76,7 +77,7 @@ class Cell:
 
     @cached_property
     def name(self) -> str:
-        """Name of the cell's folder, which depends on the cell's training, not on the grid."""
+        """Name of the cell's folder, which follows from the cell's fields, not from the grid."""
         spec = self.victim or self.experiment.codec
         spelt = re.sub(r"[^A-Za-z0-9=.,-]+", "_", spec)[:_SPELLING]
         honest = f"{spelt}-seed{self.experiment.seed}-{experiment_digest(self.experiment)}"
@@ -128,8 +129,9 @@ class GridFolder:
                 file defines the grid. See `vfl.experiments.module_grid.Recipe`.
 
         Raises:
-            RunFolderError: the folder contains a single run, a grid of another version, or a grid
-                whose rows were split in another way.
+            RunFolderError: the folder contains a single run, or a grid of another version or kind;
+                only one of the two grids trains modules; or the rows of the folder's grid were
+                split in another way.
         """
         if (self.path / "run.json").exists():
             raise RunFolderError(
@@ -198,7 +200,7 @@ class GridFolder:
 
     @property
     def kind(self) -> Kind:
-        """Kind of the study: grid, comparison or value."""
+        """Kind of the study: "attacks" (a grid), "codecs" (a comparison) or "value"."""
         kind: Kind = self.record.get("kind", "codecs")
         return kind
 
@@ -214,7 +216,12 @@ class GridFolder:
 
     @property
     def record(self) -> Any:
-        """The whole record of the grid, as stored."""
+        """The whole record of the grid, as stored.
+
+        Raises:
+            RunFolderError: the folder contains no grid, or the record is damaged or has another
+                format.
+        """
         if not (self.path / GRID).exists():
             raise RunFolderError(
                 "there is no grid in this folder",
@@ -244,10 +251,14 @@ def is_grid(path: Path) -> bool:
 
 
 def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
-    """Return cells whose title or name has all these words; topk does not match randtopk.
+    """Return cells whose title or name contains a text; topk does not match randtopk.
+
+    Args:
+        cells: all cells.
+        words: the text, which matches only as whole words.
 
     Raises:
-        ConfigError: no cell matches all words.
+        ConfigError: no cell contains the text.
     """
     whole = re.compile(rf"(?<!\w){re.escape(words)}(?!\w)")
     found = [cell for cell in cells if whole.search(cell.title) or whole.search(cell.name)]
@@ -255,7 +266,7 @@ def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
         raise ConfigError(
             "no cell has this name",
             got=words,
-            want="part of a name that --dry-run lists",
+            want="whole words of a line that --dry-run prints",
         )
     return found
 
@@ -412,7 +423,11 @@ _OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__doc__", "__firstl
 
 
 def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
-    """Return a digest of the code of all plug-ins that a training uses; see `code_of`.
+    """Return a digest of the code of a training's main plug-ins; see `code_of`.
+
+    The digest covers the defense, the codec, the top model, the parties' bottom models and the
+    adversaries. It does not cover mergers, losses, optimisers, secure modes or data sets, except
+    modules of vfl that these plug-ins import.
 
     Args:
         experiment: experiment, whose settings contain specs of a defense, a codec and models.

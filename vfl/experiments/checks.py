@@ -198,7 +198,7 @@ def _scenario_mistakes(
 def grid_mistakes(
     experiment: Experiment, settings: GridSettings, data: Mapping[str, PartyData]
 ) -> Iterator[Mistake]:
-    """Yield the errors by which a cell of a grid would stop.
+    """Yield the errors with which a cell of a grid would stop.
 
     Args:
         experiment: the experiment to train; another seed may split the rows differently.
@@ -286,7 +286,7 @@ def require_test_rows(experiment: Experiment, data: Mapping[str, PartyData]) -> 
     """
     if not len(data[experiment.label.party].split.test):
         raise TooFewRowsError(
-            "a comparison needs test rows", where="data.test", want="data.test > 0"
+            "a study or an attack needs test rows", where="data.test", want="data.test > 0"
         )
 
 
@@ -322,7 +322,7 @@ def _check_attack(
 
 
 def _check_unlabelled(part: Part, label: PartyData) -> None:
-    """Reject an attacker that needs unlabelled rows from a split without rows."""
+    """Reject a split without rows as the source of the attacker's unlabelled rows."""
     if not len(getattr(label.split, part)):
         raise TooFewRowsError(
             f"the attacker's unlabelled rows are the {part} rows, but there are none",

@@ -192,7 +192,7 @@ def frame_bytes(spec: str, cut: CutShape, drawn: int = 0) -> int:
 
     Args:
         spec: the codec.
-        cut: its shape.
+        cut: shape of the parties' cuts.
         drawn: number that selects the random cut to encode.
 
     Raises:

@@ -1,9 +1,9 @@
 """Results at a glance: four cards (single numbers) and one sentence of a study's page.
 
-The cards show the score of the model's predictions with the score of guessing, and the sent bytes.
-For attacks on labels and on columns, two cards show the best attack's gain over the guess and over
-the baseline without a model. If a value was not measured, its card shows the command that measures
-it.
+Two cards show the score of the model's predictions, and the sent bytes. The card of attacks on
+labels shows the best attack's gain over the baseline without the model; the card of attacks on
+columns shows the best attack's success beside the guess. If attacks were not run, their cards show
+the command that runs them.
 """
 
 from __future__ import annotations
@@ -163,7 +163,9 @@ def of_comparison(
     measure: str,
     alone: Callable[[str, Mapping[str, float]], str] = lambda measure, reached: "",
 ) -> Glance:
-    """Return a comparison's summary: the reference, and the smallest codec not shown to be worse.
+    """Return a comparison's summary: the reference, and the codec with the fewest bytes.
+
+    Only codecs that are not shown to be worse than the reference count.
 
     "Not shown to be worse" does not mean "as good", because few repeats are weak evidence; the text
     states how large the difference may be.
@@ -198,7 +200,7 @@ def of_comparison(
     if small is reference:
         less_sent = [one for one in known if one.sent_percent < reference.sent_percent]
         differences = [one.difference(measure) for one in less_sent]
-        decided = all(one is not None and one.half_width for one in differences)
+        decided = all(one and one.half_width is not None for one in differences)
         found = (
             f"Every codec that sends less than {name} is worse."
             if less_sent and decided

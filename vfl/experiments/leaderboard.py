@@ -91,8 +91,8 @@ class LeaderboardEntry:
     Attributes:
         defense: its spec.
         utility: quality of predictions on test rows, as a mean over victims.
-        judged_by: measure of `utility`: AUC if attacks are ranked by a measure that does not depend
-            on class frequencies and the AUC is known; else accuracy.
+        judged_by: measure of `utility`: R2 for numeric labels; AUC if attacks are ranked by another
+            measure than accuracy and all victims have an AUC; else accuracy.
         difference: quality of the defended model minus quality of the undefended model, per victim;
             None for the undefended model.
         affordable: whether the defense costs at most the margin (non-inferiority test, one-sided at
@@ -115,13 +115,13 @@ class LeaderboardEntry:
 
 
 def label_measure(one: Record) -> str | None:
-    """Return the measure of an attack on labels or clusters; None for other attacks."""
+    """Return the measure of a record of an attack on labels or clusters; None for other records."""
     measure = one.measure.removeprefix("matched_")
     return measure if one.evaluator == "attack" and measure in (*OF_LABELS, "mae") else None
 
 
 def in_measure(records: Iterable[Record], measure: LabelMeasure) -> list[Record]:
-    """Return the records of label attacks with this measure, and of all other attacks."""
+    """Return the records of label attacks with this measure, and those of all other attacks."""
     attacks = (one for one in records if one.evaluator == "attack")
     return [one for one in attacks if label_measure(one) in (None, measure)]
 

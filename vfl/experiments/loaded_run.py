@@ -64,7 +64,7 @@ class LoadedRun:
 
     @cached_property
     def config_text(self) -> str:
-        """Text of the experiment as the user wrote it."""
+        """Text of the run's experiment, with defaults; empty if the folder has no config.toml."""
         return self.folder.config() if (self.path / "config.toml").exists() else ""
 
     @cached_property
@@ -155,7 +155,7 @@ class LoadedRun:
 
     @cached_property
     def guessed(self) -> Mapping[str, Guessed]:
-        """Counts of rows by true and predicted class, for more than two classes."""
+        """Counts of rows by true and predicted class, for three to 50 classes."""
         from vfl.session.label.scored import Guessed
 
         return self._counted("guesses", Guessed.read)
@@ -196,7 +196,7 @@ class LoadedRun:
 
     @cached_property
     def rows(self) -> Mapping[str, int]:
-        """Numbers of training, validation and test rows, from the label party's summary."""
+        """Numbers of training, validation and test rows, from the label party's model card."""
         if self.label_party is None:
             return {}
         card = self.folder.party(self.label_party) / "card.json"

@@ -411,8 +411,10 @@ def _held_out(batches: list[Any]) -> tuple[list[Any], list[Any]]:
     """Return training batches and test batches; every fifth batch is a test batch."""
     if len(batches) < 2:
         raise DataError(
-            "the same batch is used as training and as test rows",
+            "these batches cannot be divided into training rows and test rows",
             where="the loader",
+            got=f"{len(batches)} batches",
+            want="two batches or more",
             fix="pass test=, a loader of test rows",
         )
     every = min(_HELD_OUT, len(batches))

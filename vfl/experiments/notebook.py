@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-#: The path of an experiment file, its content, or the result of `vfl.config`.
+#: Path of an experiment file, content of such a file, or an `Experiment`.
 AnyExperiment = str | Path | Mapping[str, Any] | Experiment
 
 

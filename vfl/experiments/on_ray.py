@@ -323,10 +323,6 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             return self._kept[1]
 
 
-def _short_folder() -> str | None:
-    return "/tmp" if os.access("/tmp", os.W_OK) else None
-
-
 class RayWorker(RetryingWorker):
     """Runs cells in a Ray actor.
 

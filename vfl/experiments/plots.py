@@ -47,8 +47,8 @@ def plot_run(path: Path) -> Figure:
 def plot_study(path: Path, table: pd.DataFrame) -> Figure:
     """Plot each training's quality against its worst label attack, or else against bytes.
 
-    Points are means over seeds with 95 % intervals. The dashed line is the mean of the best attack
-    without the model.
+    Points are means over seeds with 95 % intervals. The dashed line is the mean, over all attacks,
+    of the best baseline without the model.
 
     Raises:
         UserError: matplotlib is not installed.

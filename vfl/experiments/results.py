@@ -251,7 +251,7 @@ class LoadedGrid:
 
     @property
     def compared(self) -> str:
-        """Metric of the comparison: the requested metric, or one that fits the first run."""
+        """Metric of the comparison: the requested metric, or one that fits the first run's task."""
         if (asked := settings_of(self.experiment).measure) is not None:
             return asked
         for run in self.runs.values():
@@ -462,7 +462,7 @@ def _measured(about: dict[str, Any], run: LoadedRun) -> Iterator[Record]:
 
 
 def _together(parties: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return a codec's measures, added up over all parties; sizes are shares of dense float32."""
+    """Return the codecs' measures, added up over all parties; sizes are shares of float32."""
     total = {
         name: sum(one[name] for one in parties) for name in (*_SUMS, "wire_bytes", "dense_bytes")
     }
@@ -486,7 +486,7 @@ def usage_of(parties: Sequence[Mapping[str, Any]]) -> list[int]:
 def _bytes_to(
     about: dict[str, Any], run: LoadedRun, measure: str, least: float
 ) -> Iterator[Record]:
-    """Return the bytes until the validation score reached the target; empty if it never did."""
+    """Yield the bytes until the validation score reached a target; nothing if it never did."""
     sign = -1 if measure in LOWER_IS_BETTER else 1
     for epoch in run.epochs:
         score = epoch.get(f"validation_{measure}")
@@ -585,8 +585,8 @@ def _attacks(
     Args:
         about: the victim.
         scores: scores of attacks on the victim's trained bottom model.
-        free: scores of attacks on bottom models that were trained without labels, for the same
-            leaked rows.
+        free: scores of baselines (from scratch, and on bottom models that were trained without
+            labels), for the same leaked rows.
         baselines: names of the baselines that the attacks are compared with.
         changed: reasons why scores come from code that has changed, by `AttackJob.code_key`.
     """

@@ -54,7 +54,7 @@ _PACKAGE = Path(__file__).parents[1]
 TRIES = 3
 
 #: Kind of a cell, for mean durations: whether an earlier call began the cell, and the cell's
-#: settings without the seed.
+#: description without the seed or fold.
 _Kind = tuple[bool, frozenset[tuple[str, str]]]
 
 
@@ -85,7 +85,7 @@ class RemainingTime:
             self._seconds[kind].append(seconds)
 
     def left_s(self) -> float:
-        """Return the remaining seconds; kinds of cells without durations get others' mean."""
+        """Return the remaining seconds; kinds of cells without durations get other kinds' mean."""
         means = {kind: fmean(seconds) for kind, seconds in self._seconds.items()}
 
         def expected(kind: _Kind) -> float:
@@ -97,7 +97,8 @@ class RemainingTime:
         return sum(count * expected(kind) for kind, count in self._ahead.items()) / self._jobs
 
     def _kind(self, cell: Cell) -> _Kind:
-        about = frozenset((key, value) for key, value in cell.about.items() if key != "seed")
+        repeats = ("seed", "repeat")
+        about = frozenset((key, value) for key, value in cell.about.items() if key not in repeats)
         return cell.name in self._begun, about
 
 
@@ -108,7 +109,7 @@ class FinishedCell:
     Attributes:
         cell: the cell.
         failure: error record with the reason of the failure; None if the cell succeeded.
-        seconds: it took.
+        seconds: duration of the cell in seconds.
         done, total: number of finished cells and of all cells, including cells that earlier calls
             finished.
         left_s: estimated remaining seconds of this call.
@@ -145,7 +146,7 @@ def run_cells(
         jobs: number of cells that run at the same time, each in a separate process; 1 uses this
             process.
         device: device on which the models are trained.
-        on_end: callback that receives each cell that this call finishes.
+        on_end: callback that receives each cell that this call finishes, or that fails.
         cluster: Ray cluster whose machines run the cells: as many cells at the same time as the
             machines can run, and at most `jobs` unless `jobs` is 1; None uses this machine.
         outside: whether to run only attacks from a user's file ("from outside"), on victims that
@@ -158,7 +159,7 @@ def run_cells(
 
     Raises:
         RunFolderError: another process is running cells of this folder.
-        ConfigError: some parties lack rows, but the grid's measurements need complete rows; or
+        ConfigError: some parties may lack rows, but the grid's measurements need complete rows; or
             other processes cannot import the functions of a grid of modules.
     """
     for cell in cells:
@@ -205,7 +206,7 @@ def run_cells(
 
 
 def _measured(path: Path) -> int | None:
-    """Return the modification time of a cell's codec measurement; None without a measurement."""
+    """Return the modification time of a finished cell's file `CODEC`; None without this file."""
     return (path / CODEC).stat().st_mtime_ns if is_done(path) else None
 
 

@@ -24,8 +24,8 @@ from vfl.core.storage import (
 
 #: Name of the bottom model in a job on the victim's own bottom model.
 TRAINED = "trained"
-#: Name in place of a bottom model in a job from scratch, which does not use the victim's bottom
-#: model.
+#: Name in place of a bottom model in a job from scratch, and in a job on the party's own inputs;
+#: neither uses the victim's bottom model.
 ANY = "raw"
 #: Specs of the baselines that are attacks; all other baselines are bottom models that were trained
 #: without labels.
@@ -52,7 +52,7 @@ class AttackJob:
         k: number of leaked labels per class; 0 if the attack uses no leaked labels.
         draw: number of the random draw of leaked labels.
         bottom: `TRAINED`, the name of a bottom model that was trained without labels (see
-            `vfl.attacks.baselines`), or `OUTCOME`.
+            `vfl.attacks.baselines`), `ANY` or `OUTCOME`.
     """
 
     attack: str
@@ -75,11 +75,11 @@ class AttackPlan:
         once: specs of attacks that use no leaked labels, which therefore run only once.
         leaks: numbers of leaked labels of each class; each number gives separate runs.
         draws: number of random draws of leaked rows.
-        alone: specs of attacks without baselines, because these attacks use recordings of a
-            training.
+        alone: specs of attacks without baselines, because a bottom model that was trained without
+            labels cannot replace the victim's; see `Scenario.by_cuts`.
         adversaries: specs of adversaries whose own success is measured.
-        unseen: specs of attacks for which training from scratch is the only baseline, because these
-            attacks cannot run on bottom models trained without labels.
+        unseen: specs of attacks for which training from scratch, or the same attack on the inputs,
+            is the only baseline, because `GridSettings.baseline_attacks` does not list them.
     """
 
     leaking: Sequence[str]
@@ -116,7 +116,7 @@ class AttackPlan:
     def _on(
         self, bottoms: Sequence[str], once: Sequence[str], leaking: Sequence[str]
     ) -> list[AttackJob]:
-        """Yield the jobs for some attacks and bottom models, ordered by their leaked labels."""
+        """Return the jobs for some attacks and bottom models, ordered by their leaked labels."""
         found = [AttackJob(spec, 0, 0, bottom) for bottom in bottoms for spec in once]
         return found + [
             AttackJob(spec, k, draw, bottom)
@@ -172,8 +172,7 @@ class ScoreRecord:
     Attributes:
         key: digest of everything on which the value depends; see `key_of`.
         attack: its spec.
-        bottom: "trained" means the victim's own bottom model; "outcome" an adversary's own success;
-            other names mean bottom models trained without labels, see `vfl.attacks.baselines`.
+        bottom: see `AttackJob`.
         k: number of leaked labels per class; 0 for an attack that uses no leaked labels.
         draw: number of the random draw of leaked labels.
         measure, value, guess: see `vfl.attacks.scoring.Score`.

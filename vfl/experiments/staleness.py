@@ -53,7 +53,7 @@ def put_aside_if_stale(
 
 
 def is_stale(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> bool:
-    """Return whether a cell's data or plug-ins changed since its run, or no digests were stored."""
+    """Return whether a cell's data or plug-in code changed since its run, or is not recorded."""
     return bool(_change(made_of(cell, folder), _made_of(cell, data_digest(data))))
 
 

@@ -64,12 +64,13 @@ def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None =
     """Plan the cells of a study; by default, rows with class labels are split by class.
 
     Args:
-        kind: table of the experiment that defines the study: "compare" or "grid".
+        kind: table of the experiment that defines the study: "compare", "grid" or "value".
         experiment: the experiment to train.
         locations: file and line of each setting, for error messages.
 
     Raises:
-        ConfigError: the experiment has no such table, or the study would train nothing.
+        ConfigError: the experiment has no such table ([value] may be missing), or the study would
+            train nothing.
         SpecError: a plug-in cannot be built, or does not fit the experiment.
     """
     locations = locations or Locations()
@@ -144,12 +145,16 @@ def run_study(
 ) -> Results:
     """Train all cells that are not trained yet, and write tables and page.
 
+    If all cells of a comparison or grid of an experiment file are trained, the function also trains
+    each party alone (`train_alone`), to show what each party gains.
+
     Args:
         study: the study to run.
         path: folder of the study; trainings that it already contains are kept.
         command: command that repeats the study.
         cells: the cells to train; by default all cells of the study.
-        jobs: number of cells that run at the same time, each in its own process.
+        jobs: number of cells that run at the same time, each in its own process; 1 uses this
+            process.
         device: device on which the models are trained.
         on_end: callback that receives each cell when it ends.
         ray: address of a Ray cluster that runs the cells: "auto" for the cluster that runs on this

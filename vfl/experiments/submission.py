@@ -38,7 +38,7 @@ ABOUT, EXPERIMENT, RESULTS, PLUGINS = (
     "submission.json", "experiment.toml", "results.json", "plugins",
 )  # fmt: skip
 #: Share of the repeated figures that must match the submission; with 95 % intervals, one figure in
-#: twenty fails by chance.
+#: twenty fails by chance. Figures of quality must all match.
 HOLDING = 0.95
 #: Smallest and largest accepted difference between figures, as shares of the repeated figure, or of
 #: 1 if the figure is below 1. The submitter could choose the standard deviation of the submitted
@@ -92,7 +92,7 @@ class Check:
         return asdict(self) | {"holds": self.holds}
 
     def __str__(self) -> str:
-        """One line."""
+        """Return the comparison as one line."""
         both = (self.submitted, self.again)
         submitted, again = ("missing" if one is None else f"{one:.4f}" for one in both)
         leaked = f"  k={self.k} draw {self.draw}" if self.k else ""
@@ -109,7 +109,7 @@ class Verification:
         cells: number of repeated trainings, and number of all trainings in the submission.
         checks: compared figures.
         other_rows: names of repeated trainings whose data differ from the data of the submission.
-        failed: names of repeated trainings that failed.
+        failed: repeated trainings that failed.
     """
 
     path: Path
@@ -120,7 +120,10 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Return whether enough figures match, all data are equal, and no training failed."""
+        """Return whether enough figures match, with all of quality, on equal data, without failure.
+
+        At least `HOLDING` of all figures must match, and every figure of quality.
+        """
         enough = sum(one.holds for one in self.checks) >= HOLDING * len(self.checks) > 0
         quality = all(one.holds for one in self.checks if one.evaluator == "quality")
         return enough and quality and not self.other_rows and not self.failed

@@ -52,7 +52,7 @@ class Table:
 
 
 def estimate_text(found: Estimate | None, sign: str = "", unit: str = " %") -> str:
-    """Return a share and half the width of its interval, in percent; empty without an estimate.
+    """Return a share and the half-width of its interval, in percent; empty without an estimate.
 
     >>> estimate_text(Estimate(0.7213, 0.0131, 3)), estimate_text(Estimate(0.5, None, 1), "+")
     ('72.1 ± 1.3 %', '+50.0 %')
@@ -100,7 +100,7 @@ def byte_unit(largest: float) -> tuple[float, str]:
 
 
 def bytes_text(count: float | None) -> str:
-    """Return a number of bytes as text with three significant digits.
+    """Return a number of bytes as text with three significant digits and a decimal unit.
 
     >>> bytes_text(1_442_816).replace(chr(160), " ")
     '1.44 MB'
@@ -113,7 +113,7 @@ def bytes_text(count: float | None) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format a number with at least three significant digits, usually without exponent.
+    """Format a number with three significant digits; from 1,000 to a million as a whole number.
 
     >>> [three_digits(value) for value in (0.012345, 1.5, 25.04, 999.7, 2.5e7)]
     ['0.0123', '1.5', '25', '1,000', '2.5e+07']

@@ -115,8 +115,8 @@ def measure_cell(
 
     Returns:
         An entry `train` with metrics of the training rows, computed without random draws, unlike
-        the metrics of epochs; and, for each feature party, the measures of its codec on the cuts of
-        test rows.
+        the metrics of epochs; and an entry `parties` with the measures of each feature party's
+        codec on the cuts of test rows.
     """
     experiment = folder.experiment()
     session = trained(folder, _asking_training_rows(data), "evaluate", device).run()

@@ -223,7 +223,7 @@ def _is_split(cell: Cell) -> bool:
 
 
 def gathered(cell: Cell, data: Mapping[str, PartyData]) -> dict[str, PartyData]:
-    """Return data of the stand-in, with one or all parties' columns, and of the label party."""
+    """Return the data of the stand-in, with one or all parties' columns, and of the label party."""
     import torch
 
     label, (stand_in,) = data[cell.experiment.label.party], cell.experiment.parties
@@ -284,7 +284,7 @@ def _merged(experiment: Experiment, cell: Cell, data: Mapping[str, PartyData]) -
 
 
 def _boost(cell: Cell, folder: GridFolder, data: Mapping[str, PartyData]) -> None:
-    """Train gradient boosting on the columns of a cell's stand-in party."""
+    """Train gradient boosting on the columns of a cell's stand-in party, unless it is trained."""
     path = folder.cells_path / cell.name
     if (path / "summary.json").exists():
         return
@@ -345,7 +345,7 @@ def boosted(
 
 
 def label_alone(run: RunFolder, label: PartyData) -> bool:
-    """Measure a model of only the label party's columns, and store its metrics in the run.
+    """Measure a model of only the label party's columns, if possible, and store its metrics.
 
     The model is gradient boosting, trained on the run's training rows, or on a sample of them if
     there are many, and tested on the run's test rows. The label party sends nothing for this.
@@ -355,7 +355,8 @@ def label_alone(run: RunFolder, label: PartyData) -> bool:
         label: data of the label party, with the split of the run's training.
 
     Returns:
-        Whether the metrics were stored; this requires columns in memory and few classes.
+        Whether the metrics were stored; this requires columns in memory, test rows, different
+        labels, and not too many classes.
     """
     import numpy as np
     import torch

@@ -61,11 +61,11 @@ ENVIRONMENT.globals |= {"script": Markup(_SCRIPT), "script_hash": f"sha256-{_DIG
 def build_report(run_folder: Path, missed_cost: float | None = None) -> Path:
     """Write `report.html` into the folder of a run or a study, from the folder's content.
 
-    The page is one static file. Its only script sorts tables, loads nothing, and has the same bytes
-    on every page.
+    The page is one static file. Its only script sorts and filters tables and shows one of several
+    tables; it loads nothing, and has the same bytes on every page.
 
     Args:
-        run_folder: folder that a training, a comparison or a grid wrote.
+        run_folder: folder that a training, a comparison, a grid or a value study wrote.
         missed_cost: cost of one missed positive, as a number of false alarms; this cost determines
             a run's threshold.
 
@@ -74,6 +74,7 @@ def build_report(run_folder: Path, missed_cost: float | None = None) -> Path:
 
     Raises:
         RunFolderError: the folder contains no run, or a run that this version cannot read.
+        ConfigError: the cost is not above 0, or the folder contains no single run.
     """
     target = Path(run_folder) / PAGE
     write_text(target, render(Path(run_folder), missed_cost))
@@ -185,8 +186,8 @@ class Listed:
         kind: training, grid, comparison or value.
         created: time at which the run or grid was started.
         state: state of the run or grid; see `GridStatus` and `vfl.training.status.RunStatus`.
-        sentence: first sentence of the folder's page; empty if there is no page.
-        cards: cards of the summary on the folder's page, as title and value.
+        sentence: sentence of the folder's summary; of a damaged folder, the error.
+        cards: cards of the summary, as title and value; empty for a damaged folder.
         page: whether the folder contains a page.
     """
 
