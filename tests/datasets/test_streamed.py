@@ -19,6 +19,8 @@ from vfl.datasets.files import ParquetTable
 from vfl.datasets.load import load_for_prediction
 from vfl.datasets.mapped_tensor import MappedTensor
 from vfl.datasets.on_disk import DiskArray, MappedArray, OnDisk, Scatter, SortedIds
+from vfl.datasets.party import AlignedRows, digest_of
+from vfl.datasets.split import Split
 from vfl.datasets.streamed import order_by_id
 from vfl.datasets.table import BLOCK_ROWS
 
@@ -288,6 +290,18 @@ def test_ids_in_no_order_are_put_in_order_in_a_quarter_of_the_memory_that_is_set
         tracemalloc.stop()
     assert np.array_equal(order.ids[:], np.arange(500_000))
     assert peak < memory / 4
+
+
+def test_the_digest_of_rows_without_ids_needs_no_array_of_all_rows():
+    rows, split = 1_000_000, Split(*[np.empty(0, dtype=np.int64)] * 3)
+    tracemalloc.start()
+    try:
+        found = AlignedRows.of(rows, split)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.digest == digest_of(np.arange(rows))
+    assert peak < 4 * rows  # an array of all rows has 8 bytes per row
 
 
 def test_a_sample_gives_edges_where_rows_are_more(frame, place, monkeypatch):

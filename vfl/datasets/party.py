@@ -132,7 +132,7 @@ class PartyData:
         )
 
 
-def digest_of(ids: Ids) -> bytes:
+def digest_of(ids: Ids | range) -> bytes:
     """Return the SHA-256 of ordered ids, 32 bytes; JSON keeps neighbouring ids distinct.
 
     >>> digest_of(np.array(["a", "b"])) == hashlib.sha256(b'["a", "b"]').digest()
@@ -140,7 +140,8 @@ def digest_of(ids: Ids) -> bytes:
     """
     digest = IdsDigest()
     for start in range(0, len(ids), BLOCK_ROWS):
-        digest.add(ids[start : start + BLOCK_ROWS].tolist())
+        block = ids[start : start + BLOCK_ROWS]
+        digest.add(list(block) if isinstance(block, range) else block.tolist())
     return digest.finish()
 
 
@@ -202,7 +203,10 @@ class AlignedRows:
         cls, rows: int, split: Split, ids: Ids | None = None, digest: bytes | None = None
     ) -> AlignedRows:
         """Return rows in their final order; `digest` is that of a private alignment, if any."""
-        return cls(split, ids, digest or digest_of(np.arange(rows) if ids is None else ids))
+        if digest is None:
+            # a range, because an array of all numbers would take 8 bytes of memory per row
+            digest = digest_of(range(rows) if ids is None else ids)
+        return cls(split, ids, digest)
 
     def party(
         self,
