@@ -172,7 +172,8 @@ def test_missing_and_foreign_key_files_are_refused(tmp_path):
     private, public = node_key_pair()  # of a SuperNode: another kind of key
     (tmp_path / "node.key").write_bytes(private)
     (tmp_path / "node.pub").write_bytes(public)
-    with pytest.raises(DataError, match="private key"):
+    with pytest.raises(DataError, match="private key") as caught:
         Identity.kept_at(tmp_path / "node.key")
+    assert "move this file away" in caught.value.fix, "vfl join replaces no key"
     with pytest.raises(DataError, match="public key"):
         Pin.kept_at(tmp_path / "node.pub")

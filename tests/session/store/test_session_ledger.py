@@ -319,6 +319,7 @@ def test_a_session_without_an_epsilon_is_beyond_every_limit(tmp_path):
     with pytest.raises(ConsentError) as caught:  # its validation rows would go without noise
         ledger.begin(terms_of(defense=training_only))
     assert "without an epsilon" in caught.value.got
+    assert "remove max_epsilon" in caught.value.fix, "no larger limit would allow it"
     data = {"validation": 0.0, "test": 0.0}
     ledger.begin(terms_of(defense=training_only, data=data))
     ledger.end("one", WEIGHTS)

@@ -176,5 +176,7 @@ def _key_at(path: Path, load: Callable[[bytes], object], wanted: type, part: str
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, wanted):
-        raise DataError(f"this is no OpenSSH Ed25519 {part} key", where=str(path), fix=fix)
+        first = "move this file away; then " if part == "private" else ""
+        where, fix = str(path), first + fix
+        raise DataError(f"this is no OpenSSH Ed25519 {part} key", where=where, fix=fix)
     return key

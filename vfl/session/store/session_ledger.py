@@ -72,7 +72,7 @@ class Spent(Settings):
         passes: number of times that the cut of the same row was sent, as the maximum over all rows;
             messages that were sent again unchanged do not count.
         statistics: number of exact sums over this party's rows that the party has disclosed.
-        bytes_up, bytes_down: bytes of sent and of received frames, headers included.
+        bytes_up, bytes_down: bytes of frames to and from the label party, headers included.
     """
 
     sessions: int = 0
@@ -586,14 +586,15 @@ class SessionLedger(Spending[Entry]):
             return
         spent = self.spent_epsilon()
         if spent + planned > self.max_epsilon * (1 + _ROUNDING):
-            more = "without an epsilon" if math.isinf(planned) else f"{planned:.4g} planned"
+            more, fix = f"{planned:.4g} planned", "use fewer epochs or more noise, or set a larger "
+            if math.isinf(planned):
+                more, fix = "without an epsilon", "use a defense that states one, or remove "
             raise ConsentError(
                 f"party '{self.party}' does not consent to spend more of its rows' privacy",
                 where="ledger of sessions",
                 got=f"epsilon {spent:.4g} spent under all names, and a session {more}",
                 want=f"epsilon <= {self.max_epsilon:g} in all",
-                fix="use fewer epochs or more noise, or set a larger max_epsilon in the party's "
-                "own file",
+                fix=f"{fix}max_epsilon in the party's own file",
             )
 
     def end(self, run: str, weights: str) -> None:
