@@ -110,7 +110,7 @@ class Post:
     def take(self, frame: Frame) -> tuple[str, Message] | None:
         """Return the message that this frame completes, with the party's name.
 
-        The result is None if pieces of the message are missing.
+        The result is None if the frame completes no message.
 
         Raises:
             ProtocolError: the frame is no piece of an alignment message, or the whole message

@@ -410,7 +410,8 @@ class PartyReport(Settings):
 def for_others(error: VFLError, party: str) -> VFLError:
     """Return an error that other parties may see.
 
-    This error contains no details about the party's own files.
+    An error about the party's tables, folders or settings loses its details; any other error stays
+    unchanged.
     """
     if isinstance(error, StorageError):
         return StorageError(f"party '{party}' cannot write its own files", got=error.got)

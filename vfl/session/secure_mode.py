@@ -133,7 +133,7 @@ class FeatureRound(Protocol):
         """
 
     def query_cut(self, inputs: Tensor) -> Tensor:
-        """Return the cut that a query with these inputs would send."""
+        """Return the cut that a query with these inputs would encode; send nothing."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state that the party stores for later predictions."""

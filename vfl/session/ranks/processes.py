@@ -446,7 +446,7 @@ def ordered() -> Iterator[Order]:
         ConfigError: standard input does not contain an order.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # other output goes to standard error, which rank 0 reads
+    os.dup2(2, 1)  # other output goes to standard error, which is that of rank 0
 
     def reply(answer: Mapping[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)

@@ -7,7 +7,7 @@ therefore has a counter, which increases with each announcement of the counter a
 that the party sends. A party announces its counter at the beginning and the end of a session. Each
 peer stores the largest value that it knows: the announced value, plus one for every frame received
 since. If a peer receives an announced counter that is not larger than the stored value, the peer
-refuses the session before it sends any message.
+refuses the session before any cut or gradient is sent.
 
 The value on disk is never smaller than the value that a peer can know, because the party counts
 sent frames in blocks: the counter on disk increases by a whole block before the block's first frame
