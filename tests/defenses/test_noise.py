@@ -9,10 +9,13 @@ from scipy.integrate import quad
 from scipy.stats import kstest, norm
 
 from vfl.compression import StepContext
-from vfl.core.errors import SpecError
+from vfl.config import Experiment
+from vfl.core.errors import PrivacyError, SpecError
 from vfl.core.seeds import Secret, generator
+from vfl.datasets import Dealing, load_bundled
 from vfl.defenses import LabelKind, make
 from vfl.defenses.noise import RowNoise, gaussian_epsilon
+from vfl.training.local import LocalSession
 
 BANK, SHOP = (Secret.of_simulation(0, name) for name in ("bank", "shop"))
 ROWS = torch.randn(64, 8, generator=generator(0, "rows")) * 3
@@ -185,3 +188,25 @@ def test_noise_on_logits_is_for_these_logits_alone():
     logits = torch.randn(3, 4)
     assert torch.equal(noise(logits), noise(logits))
     assert not torch.equal(noise(logits), noise(logits + 1e-3))
+
+
+def test_a_decoder_that_mixes_rows_is_refused_beside_noise_on_gradients():
+    """Its batch norm spreads one label over the gradients of all rows before the noise is added."""
+    data = load_bundled("digits", ["one", "two"], "two", Dealing(5, limit=60))
+
+    def session_of(codec, defense="gradient_noise"):
+        experiment = Experiment.model_validate(
+            {
+                "parties": {"one": {"width": 8}, "two": {"width": 8}},
+                "label": {"party": "two"},
+                "codec": codec,
+                "defense": defense,
+            }
+        )
+        return LocalSession(experiment, data, outputs=10)
+
+    with pytest.raises(PrivacyError, match="depends on the other rows") as refused:
+        session_of("bottlenet:k=4")
+    assert "codec-one" in refused.value.where
+    session_of("size:k=4")
+    session_of("bottlenet:k=4", "gradient_noise:norm=inf")

@@ -98,9 +98,10 @@ class Defense:
             do not have).
         of_words: whether the defense replaces words of the input texts. If so, the bottom must have
             a word embedding.
-        separate_rows: models ("bottom", "top") in which a row's output must depend on this row's
-            input only, because the defense's guarantee for a row assumes it. vfl tests whether
-            these models have this property before a session starts.
+        separate_rows: models ("bottom", "top"), each with the codec's trained module, in which a
+            row's output must depend on this row's input only, because the defense's guarantee for a
+            row assumes it. vfl tests whether these models have this property before a session
+            starts.
     """
 
     side: ClassVar[Side] = "both"

@@ -935,7 +935,11 @@ class LabelParty(AnyLabelParty):
             for name, one in terms.parties.items()
         ]
         if "top" in self._defense.separate_rows:
-            require_rows_apart(self.model, self._through_model, shapes, "the top")
+            sent = [
+                (self.ends[name].wire_width,) if name in self.ends else shape
+                for name, shape in zip(terms.parties, shapes, strict=True)
+            ]
+            require_rows_apart(self.model, self._through_adapters, sent, "the top")
         if self._plan is None or self._optimizer is None:
             return None
         self._refuse_beside_dp(objective)
@@ -1323,6 +1327,17 @@ class LabelParty(AnyLabelParty):
         if "bottom" in self.model:
             cuts[self.data.name] = self.model["bottom"](cuts[self.data.name])
         return self._top(cuts)
+
+    def _through_adapters(self, *parts: Tensor) -> Tensor:
+        """Compute outputs from decoded cuts, which pass through the codecs' trained modules first.
+
+        Gradients pass through these modules before a defense changes them.
+        """
+        adapted = []
+        for name, part in zip(self.terms.parties, parts, strict=True):
+            adapter = self.ends[name].adapter if name in self.ends else None
+            adapted.append(part if adapter is None else adapter(part))
+        return self._through_model(*adapted)
 
     def _top(self, cuts: Mapping[str, Tensor]) -> Tensor:
         return self._through_top(self.merged(cuts))
