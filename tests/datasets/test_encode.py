@@ -17,6 +17,7 @@ from vfl.datasets.encode import (
     Unfamiliar,
     encode_labels,
     read_encoder,
+    token_encoder,
 )
 from vfl.datasets.on_disk import OnDisk
 
@@ -268,6 +269,15 @@ def test_what_no_training_row_held_is_zeros_and_counted():
     assert none.counts == {}
 
 
+@pytest.mark.parametrize("bins", [0, 2])
+def test_every_input_of_dates_has_a_name(bins):
+    training = pd.DataFrame({"until": ["2020-01-01", "2021-05-01", "9999-12-31", None]})
+    encoder = TableEncoder.fit(training, {"until": "%Y-%m-%d"}, bins)
+    got = encoder.transform(training)
+    assert len(encoder.labels) == got.shape[1]
+    assert got[:, encoder.labels.index("until: open end")].tolist() == [0, 0, 1, 0]
+
+
 def test_bins_are_what_the_paper_writes():
     """Gorishniy et al. 2022, equation 1, on training rows; the edges are quantiles of them."""
     cells = np.random.default_rng(0).gamma(1.0, 3.0, 200)
@@ -359,6 +369,7 @@ def test_texts_of_a_table_become_tokens(reader, tmp_path, memory):
 def test_a_party_with_texts_and_other_columns_has_tokens_and_inputs(reader, tmp_path, memory):
     frame = pd.DataFrame({"id": range(8), "y": [0, 1] * 4, "age": range(8), "income": range(8)})
     frame["town"] = ["a", "b"] * 4
+    frame["fax"] = None
     frame["review"] = [f"good film {number}" for number in range(8)]
     frame.to_csv(tmp_path / "films.csv", index=False)
     place = OnDisk(tmp_path, 1 << 24) if memory else None
@@ -371,8 +382,8 @@ def test_a_party_with_texts_and_other_columns_has_tokens_and_inputs(reader, tmp_
             place=place,
         )["shop"]
         for form, columns in (
-            (TableFormat(tokenizer="reader", length=3), ["age", "review", "town"]),
-            (TableFormat(), ["age", "town"]),
+            (TableFormat(tokenizer="reader", length=3), ["age", "review", "town", "fax"]),
+            (TableFormat(), ["age", "town", "fax"]),
         )
     )
     rows = torch.arange(8)
@@ -382,3 +393,13 @@ def test_a_party_with_texts_and_other_columns_has_tokens_and_inputs(reader, tmp_
     again = read_encoder(own.encoder.to_json())
     assert np.array_equal(again.transform(frame), found)
     assert len(again.labels) == found.shape[1]
+
+
+def test_dates_beside_texts_are_no_texts(reader):
+    frame = pd.DataFrame({"review": ["good film 1", "film 2"]})
+    frame["seen"] = pd.to_datetime(["2020-01-31", "2021-01-31"])
+    form = TableFormat(tokenizer="reader", length=3)
+    encoder = token_encoder(
+        [frame], ["review", "seen"], form, lambda names: TableEncoder.fit(frame[names])
+    )
+    assert (encoder.texts.names, encoder.others.names) == (("review",), ("seen",))

@@ -122,7 +122,7 @@ def test_unicode_is_found_without_a_mark(tmp_path, text, encoding):
         ("id,x\n1,a\n".encode("utf-32"), "UTF-32"),
         ("id,x\n1,男\n2,女\n3,男\n".encode("gbk"), "gb18030"),  # 女 is also a letter of UTF-8
         ("id,x\n1,М\n2,Ж\n".encode("cp1251"), "cp1251"),
-        (bytes(range(128, 256)) + b",\n", "no other known encoding"),
+        (bytes(range(128, 256)) + b",\n", "bytes that fit no other known encoding either"),
         ("id,x\n1,é\n".encode() + "2,é\n".encode("cp1252"), "line 2 is UTF-8"),
         ("id,x\n1,Müller\n2,é".encode()[:-1], "line 2 is UTF-8"),  # the last letter was cut
     ],

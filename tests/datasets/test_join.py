@@ -57,6 +57,13 @@ def test_leading_zeros_meet_as_numbers_only():
     assert align(frames, "id", "number").ids.tolist() == [17, 18]
 
 
+def test_the_cure_for_ids_with_a_zero_fraction_aligns_them():
+    frames = {"bank": table(["17.0", "18."]), "shop": table([17, 18])}
+    with pytest.raises(MisalignedError, match="reads 007, 7 and 7"):
+        align(frames, "id")
+    assert align(frames, "id", "number").ids.tolist() == [17, 18]
+
+
 def test_a_mismatch_is_told_in_counts_and_formats():
     bank = [f"C{n:07d}" for n in range(10_000)]
     shop = [*range(9_997), "C0000001", "C0000002", "C0000003"]

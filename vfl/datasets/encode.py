@@ -9,7 +9,7 @@ columns have a common mean and standard deviation.
 
 Rows read after the training may contain values without an example in the training rows. A new
 category, or a missing cell in a column without missing cells in training, becomes zeros; for a
-number, zero is the mean. In a column of numbers in bins, such a missing cell becomes the median.
+number, zero is the mean. In a column in bins, such a missing cell is encoded like the median.
 `Unfamiliar` counts new categories and new missing cells.
 """
 
@@ -272,17 +272,18 @@ class TextColumn:
 class DateColumn:
     """A column of dates: ``(days - median) / scale``, and sine and cosine of month and weekday.
 
-    All inputs of a missing date are 0. If numbers are encoded in bins, the days are encoded in bins
-    too; then a missing date is encoded like the median. A placeholder day, such as 9999-12-31 for
-    an open end, is encoded like a missing date. If the training rows had placeholders, the column
-    has an additional input, which is 1 for a placeholder.
+    All these inputs of a missing date are 0. If numbers are encoded in bins, the days are encoded
+    in bins too; then the days of a missing date are encoded like the median. These inputs of a
+    placeholder day, such as 9999-12-31 for an open end, equal those of a missing date. If the
+    training rows had placeholders, the column has an additional input, which is 1 for a
+    placeholder.
 
     Attributes:
         written: form of dates that are texts; None if the table's cells are dates.
         median, scale: statistics of the days since 1970 in the training rows; scale is 0 if all
             days are equal.
         edges: edges of the bins of the days, see `BinnedColumn`; empty if days are standardised.
-        open: whether the training rows had days before `FIRST_DAY` or after `LAST_DAY`.
+        open: whether the training rows had days before `FIRST_DAY`, or from `LAST_DAY` on.
     """
 
     CIRCLES: ClassVar[int] = 4
@@ -311,7 +312,8 @@ class DateColumn:
         days = (
             _numbered(self.name, "bin of days", self.days) if self.edges else [f"{self.name}: days"]
         )
-        return [*days, *(f"{self.name}: {each}" for each in circles), *_missing_label(self)]
+        others = [*circles, *(["open end"] if self.open else [])]
+        return [*days, *(f"{self.name}: {each}" for each in others), *_missing_label(self)]
 
     def cells(self, block: pd.Series) -> np.ndarray:
         """Return days since 1970, float64, axes (rows,)."""
@@ -495,7 +497,7 @@ class CellEncoder(TableEncoder):
             assert not isinstance(column, BinnedColumn), "fitted without bins"
             for start, block in _placed(column_blocks(frame, column.name)):
                 cells = column.cells(block)
-                with np.errstate(over="ignore"):  # the numbers are clipped to the range of float32
+                with np.errstate(over="ignore"):  # numbers beyond float32 become infinite
                     out[start : start + len(block), place] = cells
                 known = np.asarray(block.notna())
                 if isinstance(column, TextColumn):
@@ -740,6 +742,7 @@ class TokenEncoder(Encoder):
 
         Raises:
             MissingColumnError: the table lacks a column.
+            MissingPackageError, MissingDataError: see `of`.
             DataError: the tokenizer differs from the one used in training.
         """
         from vfl.datasets.sources.texts import Tokens, tokenizer_digest
@@ -809,24 +812,27 @@ def token_encoder(
 ) -> TokenEncoder | MixedEncoder | None:
     """Build the encoder of a party that has texts, if its format names a tokenizer.
 
-    If a party has a single column, this column contains texts unless its cells are numbers. If a
-    party has several columns, a column contains texts only if most of its cells also differ from
-    each other; a column with few distinct values contains categories.
+    If a party has a single column, this column contains texts unless its cells are numbers,
+    booleans or dates. If a party has several columns, a column contains texts only if most of its
+    cells also differ from each other; a column with few distinct values contains categories.
 
     Args:
-        blocks: blocks of rows of the table; the first block shows the types of the columns.
+        blocks: blocks of rows of the table; the first block with cells of a column shows whether
+            they are texts.
         names: names of the party's columns.
         form: format of the table.
         fit: function that builds the encoder for the columns that hold no texts, given their names.
     """
     if form.tokenizer is None or form.cells:
         return None
-    texts: list[str] = []
+    found = dict[str, bool]()
     for block in blocks:
-        present = {name: block[name].dropna() for name in names}
-        if all(map(len, present.values())):
-            texts = [name for name in names if _is_text(name, present[name], form, len(names) > 1)]
+        for name in names:
+            if name not in found and len(present := block[name].dropna()):
+                found[name] = _is_text(name, present, form, len(names) > 1)
+        if len(found) == len(names):
             break
+    texts = [name for name in names if found.get(name)]
     if not texts:
         return None
     read, others = TokenEncoder.of(texts, form), [name for name in names if name not in texts]
@@ -834,7 +840,7 @@ def token_encoder(
 
 
 def _is_text(name: str, present: pd.Series, form: TableFormat, beside: bool) -> bool:
-    if kind_of(present) != "text":
+    if is_date(present) or kind_of(present) != "text":
         return False
     if not beside:
         return True

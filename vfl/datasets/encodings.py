@@ -139,7 +139,7 @@ def marked(top: bytes) -> str | None:
 
 
 def wide(top: bytes) -> str | None:
-    r"""Detect UTF-16 without byte order mark: every second byte is 0, and all characters exist.
+    r"""Detect UTF-16 without byte order mark: bytes 0, a line break, and no unknown character.
 
     >>> wide("id,地址\n1,一\n".encode("utf-16-be"))
     'utf-16-be'
@@ -157,7 +157,7 @@ def wide(top: bytes) -> str | None:
 
 
 def _beyond_utf8(file: IO[bytes], chunk: bytes) -> set[int] | None:
-    """Return a file's byte values from the first invalid UTF-8 byte on; None if all is valid."""
+    """Return a file's byte values from the first block on that is not UTF-8; None if all is."""
     decoder, beyond = codecs.getincrementaldecoder("utf-8")(), set[int]()
     broken = False
     while True:
@@ -283,7 +283,7 @@ def _refused(where: str, candidates: Sequence[str]) -> DataError:
     return DataError(
         "this file is neither UTF-8 nor text in a Western European language",
         where=where,
-        got="bytes that fit " + (" or ".join(candidates) or "no other known encoding fits either"),
+        got="bytes that fit " + (" or ".join(candidates) or "no other known encoding either"),
         want="UTF-8, or the name of the encoding",
         fix=f'{ask}set encoding = "{name}" in [data] (vfl join --encoding {name}, vfl init '
         f"--encoding [PARTY=]{name}); or save the table as UTF-8",

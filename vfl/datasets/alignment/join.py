@@ -33,7 +33,7 @@ from vfl.datasets.table import (
     spaced,
 )
 
-_WITH_POINT = re.compile(r"\d+(\.0*)?")
+_WITH_POINT, _FRACTION = re.compile(r"\d+(\.0*)?"), re.compile(r"(?<=\d)\.0*\Z")
 Ids = np.ndarray | ExtensionArray  # int64, or text as a pandas array
 # Share of common ids in the smaller table; below this share, the ids count as unrelated.
 MIN_OVERLAP = 0.05
@@ -119,8 +119,7 @@ def sort_by_id(
         id_type: type in which the ids are compared; the same at every party.
 
     Raises:
-        MissingColumnError: the table lacks the id column.
-        MisalignedError: ids are missing or repeated.
+        MissingColumnError, MisalignedError: see `sorted_ids`.
     """
     order, ids = sorted_ids(frame, id_column, where, id_type)
     return Part.of(frame, order), ids
@@ -171,13 +170,13 @@ def _whole_ids(block: pd.Series, where: str, id_column: str) -> np.ndarray:
 
 
 def whole_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
-    """Convert ids from text to int64.
+    """Convert ids from text to int64; a text may have a zero fraction, as in 7.0.
 
     Raises:
         MisalignedError: some texts are not whole numbers.
     """
     try:
-        return np.array([int(text) for text in cells], dtype=np.int64)
+        return np.array([int(_FRACTION.sub("", text)) for text in cells], dtype=np.int64)
     except (ValueError, OverflowError):  # the error of int() would quote the id
         raise MisalignedError(
             f"the ids of {where} are not all whole numbers of 64 bits",
@@ -200,7 +199,7 @@ def bad_ids(where: str, id_column: str, got: str) -> MisalignedError:
 def _mismatch(
     ids: Mapping[str, np.ndarray], columns: Mapping[str, pd.Series], id_type: IdType, common: int
 ) -> MisalignedError:
-    """Make an error about the two parties with the fewest common ids; the error contains no id."""
+    """Make an error about the two parties with the smallest share of common ids, without an id."""
     matches = {
         (left, right): len(np.intersect1d(ids[left], ids[right], True))
         for left, right in combinations(ids, 2)
