@@ -116,7 +116,7 @@ def test_a_function_of_ones_own_is_for_the_own_file_alone():
     assert not augmentation_of(path, (2,), own=True).rows_apart
     with pytest.raises(SpecError):
         augmentation_of(path, (2,))
-    with pytest.raises(DataError, match="changes the shape of rows"):
+    with pytest.raises(DataError, match="changes the shape or the type of rows"):
         augmentation_of(f"{__name__}:shortened", (2,), own=True)(rows)
 
 

@@ -65,8 +65,9 @@ def scores(
         say: function that receives a progress line after every few thousand columns.
 
     Returns:
-        For each column, the score and the standard error of the score; for an R2, this standard
-        error is 0.
+        For each column, the score and its standard error. With several classes, the score is the
+            mean of each class's AUC, weighted by the class's rows, and the error is the largest of
+            the classes. For an R2, the error is 0.
     """
     found, by_name = dict[str, tuple[float, float]](), {fact.name: fact for fact in facts}
     for names in column_groups([*by_name], len(truth.rows), say, "compared"):

@@ -150,7 +150,7 @@ class Augment:
             rows = change(rows)
         if not isinstance(rows, Tensor) or (rows.shape, rows.dtype) != (given.shape, given.dtype):
             raise DataError(
-                "an augmentation changes the shape of rows",
+                "an augmentation changes the shape or the type of rows",
                 where="augment",
                 got=_axes(rows),
                 want=_axes(given),

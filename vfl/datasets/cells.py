@@ -144,9 +144,10 @@ def without(cells: pa.Array, words: Collection[str]) -> pa.Array:
 
 
 def whole_numbers_of(cells: pa.Array, decimal: str = ".") -> pa.Array | None:
-    """Parse texts as int64 or float64 in one step if all are plain numbers and none is missing.
+    """Parse texts as int64 or float64 in one fast step.
 
-    Otherwise return None.
+    The result is None if this step cannot read all texts. This does not mean that some text is no
+    number: for example, the step does not read "1", "2.5".
     """
     first = cells[0].as_py() if len(cells) and decimal == "." else ""
     if not first[:1].isdigit() and first[:1] != "-":
@@ -161,7 +162,7 @@ def whole_numbers_of(cells: pa.Array, decimal: str = ".") -> pa.Array | None:
 
 
 def plain_numbers(cells: pa.Array, decimal: str) -> pa.Array | None:
-    """Parse texts as numbers or booleans; return None if a cell is neither.
+    """Parse texts as numbers or as booleans; return None unless all present cells are of one kind.
 
     >>> plain_numbers(pa.array(["1", None]), ".").to_pylist(), plain_numbers(pa.array(["a"]), ".")
     ([1, None], None)
@@ -395,8 +396,8 @@ december dec dezember dez décembre déc diciembre dicembre dic dezembro desembe
 """
 _ENGLISH = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _ORDINALS = ("st", "nd", "rd", "th", "er")
-#: Words that add nothing to a date. In French, "mar." means both Tuesday and March, so dates with
-#: this word are not parsed.
+#: Words that add nothing to a date. In French, "mar." means both Tuesday and March; it counts as
+#: March, so a date with this weekday and a month is not parsed.
 _ADDED = """
 de del of uhr monday mon tuesday tue tues wednesday wed thursday thu thur thurs friday fri saturday
 sat sunday sun montag mo dienstag di mittwoch mi donnerstag do freitag fr samstag sonnabend sa
@@ -421,8 +422,8 @@ _WORD, _MONTH = re.compile(r"([^\W\d_]+)(?:\.(?!\d))?"), re.compile("|".join(_EN
 _MAY_BE_DATE = re.compile(
     rf"(?=(?:\D*\d){{4}})(?:[\d ,./:+年月日-]|T|Z|[AaPp][Mm]|{_MONTH.pattern}){{6,40}}"
 )
-#: Days outside the years 1600 to 2500 are placeholders, such as 9999-12-31 for no end and year 1
-#: for no start.
+#: Days outside the years 1600 to 2499 are placeholders, such as 9999-12-31 for no end and year 1
+#: for no start; `LAST_DAY` is the first day after these years.
 FIRST_DAY, LAST_DAY = (date(year, 1, 1).toordinal() - 719163 for year in (1600, 2500))
 
 
@@ -444,7 +445,7 @@ def _english(text: str) -> str:
 
 @lru_cache(1 << 14)  # cached, because a text is parsed by several forms
 def _in_numbers(text: str) -> str:
-    """Write a month's name as a number, because strptime depends on the locale; "" if none."""
+    """Write the one month's name as a number, as strptime depends on the locale; "" if not one."""
     named, count = _MONTH.subn(lambda name: f" {1 + _ENGLISH.index(name[0])} ", _english(text))
     return _BLANKS.sub(" ", named).strip() if count == 1 else ""
 

@@ -47,7 +47,7 @@ _LONGEST_CELL = 1 << 24
 _KIND_BYTES = 4096
 _ZERO_BYTES = "text with zero bytes (NUL) in it", "remove them: tr -d '\\000' < OLD > NEW"
 _TOO_LONG = (
-    "a cell of more than 16 MiB begins",
+    "a cell of more than 16 million characters begins",
     "close the quotation mark in it, or write long texts to a file of their own",
 )
 _BINARY = re.compile(rb"[\0-\x06\x0e-\x19]")  # never in a table of text
@@ -99,7 +99,8 @@ def sniff(source: Source, encoding: str | None = None) -> TableFormat:
         encoding: encoding of the file's text; None detects it.
 
     Raises:
-        DataError: the first line does not contain column names, or the encoding cannot be detected.
+        DataError: the file is no CSV, its first line does not contain column names, or its encoding
+            cannot be detected.
     """
     if not is_csv(source):
         return TableFormat()
@@ -157,8 +158,9 @@ def _fit(lines: Sequence[str], separator: str) -> tuple[tuple[int, int], int]:
 
     Returns:
         A pair of a score and the number of lines above the column names. The score's first number
-        is 2 if all rows have equally many cells, 1 if only the rows below some first lines have
-        equally many cells, and otherwise 0. The score's second number is the number of cells.
+        is 2 if all rows have equally many cells, and more than one. It is 1 if only the rows below
+            some first lines have equally many cells, and otherwise 0. The score's second number is
+            the number of cells.
     """
     reader = _reader(lines, separator)
     rows, begins, begin = list[list[str]](), list[int](), 0
@@ -218,7 +220,8 @@ def _opened(path: Path) -> IO[bytes]:
     """Open a file, and decompress it if its content is compressed, whatever its name is.
 
     Raises:
-        DataError: a zip archive contains other files than exactly one table.
+        DataError: a zip archive is damaged or has a password, or does not contain exactly one file;
+            or the file is an Office file.
     """
     with path.open("rb") as file:
         top = file.read(8)
@@ -260,9 +263,9 @@ def _unzipped(path: Path) -> IO[bytes]:
 def may_be_thousands(source: Source, form: TableFormat, names: Sequence[str]) -> list[str]:
     """Return columns whose points may group thousands: their first numbers look like 1.234 or 999.
 
-    A table whose separator is a comma uses commas to group thousands, so the function finds no such
-    column in this table. A column with other decimals, such as 12.5, shows that the table's points
-    are decimal separators; in this case the function returns no column at all.
+    If the separator of the table is a comma, the function returns no column, because points are
+    then decimal separators. A column with other decimals, such as 12.5, shows that the table's
+    points are decimal separators; in this case the function returns no column at all.
 
     Args:
         source: the table.
@@ -423,7 +426,7 @@ class CsvRows:
 
 
 class _Rows:
-    """Yields the cells of each row, with the row's first and last line, counted from 1."""
+    """Yields each row's cells, with its first and last line, counted from 1 below skipped lines."""
 
     def __init__(self, lines: Iterator[str], form: TableFormat, path: Path) -> None:
         self._rows = _reader(lines, form.separator)

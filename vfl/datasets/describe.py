@@ -43,7 +43,7 @@ SAMPLE_ROWS = 100_000  # number of sampled rows that score columns
 ALONE, NEARLY = 0.75, 0.99  # AUC or R2 of one column that gives a warning
 FEW_CLASSES = 20  # largest number of different whole numbers that count as classes
 _TOP_ROWS = 1000
-RARE = 0.2  # share of the rarest class below which a warning suggests class weights
+RARE = 0.2  # share of the rarer of two classes below which a warning suggests class weights
 _FEW_NUMBERS = 5  # a column with fewer different numbers may contain categories, such as sizes
 _KEY_NAME = re.compile(
     r"(^|[^a-z])(u?u?id|key|nr|no|number|account|customer|client|member|person|patient|case|row)s?$",
@@ -69,7 +69,7 @@ class ColumnReport:
         inputs: number of model inputs that the column becomes; 0 if it is left out.
         notes: warnings about the column.
         score: AUC (R2 for a regression) of a prediction of the label from this column alone, on
-            held-out rows; None without a label.
+            held-out rows; None without a label, and for columns that cannot become inputs.
     """
 
     name: str
@@ -183,7 +183,10 @@ def describe(
         encoding: encoding of a CSV; used only if `form` is None; None detects the encoding too.
 
     Raises:
-        DataError: the table cannot be read, or no column identifies its rows.
+        MissingColumnError: the table lacks the id column or the label.
+        ConfigError: `repeats` is set without `id_column`.
+        DataError: the table cannot be read, no column identifies its rows, or the label cannot be
+            predicted.
     """
     found_out = form is None
     form = replace(sniff(source, encoding), query=query) if form is None else form
@@ -318,7 +321,11 @@ def _require_exact(source: Source, form: TableFormat, fact: Facts) -> None:
 def _id_of(
     source: Source, facts: Mapping[str, Facts], rows: int, label: str | None, form: TableFormat
 ) -> str:
-    """Return the column that identifies the rows: the named one, or else the first possible."""
+    """Return the column that identifies the rows, preferably one whose name says so.
+
+    Raises:
+        DataError: no column identifies the rows.
+    """
     may_be = {
         name: fact
         for name, fact in facts.items()
@@ -631,7 +638,7 @@ def tells_label(
         party: name of the other party, for the lines.
 
     Raises:
-        MisalignedError: the tables have very few common ids.
+        MisalignedError: ids are missing or repeated, or the tables have very few common ids.
     """
     (source, own), (others, report) = labelled, other
     assert own.label is not None, "a label is there"

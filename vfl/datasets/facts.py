@@ -77,8 +77,9 @@ class Facts:
     Attributes:
         different: number of different cells; None if there are more different cells than the code
             counts.
-        unique: whether no two rows have the same cell. The attribute is determined only for whole
-            numbers, for texts, and for the column named as the id.
+        unique: whether every row has a cell, and no two rows the same one. The attribute is False
+            for a column of other numbers or dates with too many different cells to count, unless it
+            is named as the id.
         whole_numbers: whether all cells are whole numbers; `long` states whether some of them
             exceed the exact range of id_type = "number".
         repeated: number of cells that equal an earlier cell; 0 if repeated cells are not counted.
@@ -187,7 +188,7 @@ class _Column:
         rounded: whether some whole numbers exceed the exact range of float64.
         unit: unit that follows the numbers in all texts.
         hashes: for each block, one hash for each distinct cell.
-        hashed: number of cells whose hashes were added to `hashes`.
+        hashed: number of present cells so far.
         many: whether more than `_MOST` distinct cells occurred.
     """
 

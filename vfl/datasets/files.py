@@ -1,8 +1,9 @@
-"""Reads tables from files: small tables as a data frame, large tables column by column.
+"""Reads tables from files and databases: small ones as a data frame, large ones column by column.
 
-A CSV stores a table row by row, so its columns cannot be read one after another. Therefore a large
-CSV is read once, in blocks of rows, and written to a temporary file, in pieces of one column each.
-The temporary file has no name, so it always disappears with the process.
+A CSV and a database's answer store a table row by row, so their columns cannot be read one after
+another. Therefore a large table of these kinds is read in blocks of rows, and written to a
+temporary file, in pieces of one column each. The temporary file has no name, so it always
+disappears with the process.
 """
 
 from __future__ import annotations
@@ -56,27 +57,33 @@ def read_table(
     setting: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Table:
-    """Read a table from ``.csv``, ``.csv.gz`` or ``.parquet``; names of a frame become texts.
+    """Read a table from a file, a folder, a store, a database, a function or a frame.
 
-    The source may also be a function, "package.module:function", that returns a data frame or an
-    Arrow table. In an object store, such as ``s3://loans/2026.parquet``, the table must be a
-    Parquet file. The store's usual environment variables give the credentials. Instead of one
-    Parquet file, the source may be a folder, or a prefix in a store, with several Parquet files.
-    The rows of these files are joined in the order of the files' names.
+    A file whose name ends in ``.parquet`` is a Parquet file; any other file is a CSV, which may be
+    compressed (gzip, bzip2, xz, or zip with one file in it). The source may also be a function,
+    "package.module:function", that returns a data frame or an Arrow table. In an object store, such
+    as ``s3://loans/2026.parquet``, the table must be a Parquet file. The store's usual environment
+    variables give the credentials. Instead of one Parquet file, the source may be a folder, or a
+    prefix in a store, with several Parquet files. The rows of these files are joined in the order
+    of the files' names. Column names of a frame become texts.
 
     Args:
-        source: the file, whose first line contains the column names.
-        form: format of the file; the default is commas and text ids.
-        text_columns: columns of a CSV that stay texts, so that an id keeps its leading zeros.
+        source: the table; a CSV has its column names in the first line below `form.skip_lines`.
+        form: format of the table; the default is commas and text ids.
+        text_columns: columns whose texts are not parsed, so that an id keeps its leading zeros; a
+            frame ignores this argument.
         setting: setting that names the file, for the error text.
-        columns: names of the columns to keep, which the table must have; None keeps all columns.
+        columns: names of the needed columns, which the table must have; None keeps all columns. The
+            result may have further columns.
 
     Returns:
-        A data frame; for a file with more than `BLOCK_ROWS` rows, an object with the same
-        interface, which reads the file column by column.
+        A data frame; for a folder, a store, and a file or database of more than about `BLOCK_ROWS`
+        rows, an object with the same interface, which reads the table column by column.
 
     Raises:
-        MissingDataError: the file does not exist.
+        MissingDataError: the file does not exist, or a package that reads the source is missing.
+        MissingColumnError: the table lacks a column that `form.repeats` reads.
+        SpecError: the function does not exist.
         DataError: the table cannot be read, or a column has no unique name.
     """
     form, source = form or TableFormat(), _given(source)
@@ -116,7 +123,11 @@ def _read(
 
 
 def first_rows(source: Source, form: TableFormat, columns: Sequence[str]) -> Table:
-    """Read the first rows of a table, at least `BLOCK_ROWS` if it has them; see `read_table`."""
+    """Read the first rows of a table; see `read_table`.
+
+    These are all rows of a frame or of an object store, and up to `BLOCK_ROWS` rows of any other
+    source.
+    """
     source = _given(source)
     if isinstance(source, pd.DataFrame) or is_object(source):
         return read_table(source, form, columns=columns)
@@ -136,7 +147,7 @@ def column_names(
     """Read the column names of a table without its rows; see `read_table`.
 
     Raises:
-        MissingDataError, DataError: see `read_table`.
+        MissingDataError, SpecError, DataError: see `read_table`.
     """
     form, source = form or TableFormat(), _given(source)
     if isinstance(source, pd.DataFrame):
@@ -196,7 +207,7 @@ def _existing(source: Path | str, setting: str | None) -> Path:
             "there is no such table",
             where=setting,
             got=str(path),
-            want="a .csv, .csv.gz or .parquet file",
+            want="a .parquet file or a folder of them, or a CSV (also .gz, .bz2, .xz or .zip)",
             fix=nearest(path.name, beside),
         )
     if not path.stat().st_size:
@@ -219,7 +230,7 @@ def _readable(path: Path | str) -> Iterator[None]:
         if isinstance(path, Path) and not isinstance(error, _UNREADABLE):
             raise
         if isinstance(error, UnicodeError) and isinstance(path, Path):
-            text_encoding(path)  # `check_names` raises a clearer error
+            text_encoding(path)  # raises a clearer error if vfl does not read this encoding
         if isinstance(error, EOFError) and isinstance(path, Path):
             raise _cut_short(path) from None
         raise _unreadable(path, type(error).__name__) from None  # the error's text may quote cells
@@ -244,7 +255,7 @@ def _unreadable(path: Path | str, got: str) -> DataError:
         "this file cannot be read as a table",
         where=str(path),
         got=got,
-        want="CSV (.csv, .csv.gz) with a line of column names, or Parquet (.parquet)",
+        want="CSV with a line of column names (also .gz, .bz2, .xz or .zip), or a .parquet file",
         fix=_cure(path),
     )
 
@@ -287,7 +298,7 @@ def _uniquely_named(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _frame(frame: pd.DataFrame, form: TableFormat, columns: Sequence[str] | None) -> pd.DataFrame:
-    """Convert a data frame's text columns with numbers, dates, or words for a missing cell."""
+    """Parse a frame's text columns that `form` describes; convert durations and Arrow columns."""
     frame = _uniquely_named(frame)
     frame = frame if columns is None else frame[list(columns)]
     parsed = {**form.numbers, **form.dates}
@@ -360,9 +371,10 @@ class ParquetTable(LargeTable):
 
     Args:
         path: path of the file or folder, or its name in an object store.
+        form, text_columns: see `read_table`.
 
     Raises:
-        MissingDataError: the folder contains no Parquet file.
+        MissingDataError: the folder contains no Parquet file, or the store's package is missing.
         DataError: a file has other columns than the first file, or a column has no unique name.
     """
 
@@ -473,8 +485,8 @@ def _no_parts(path: Path | str) -> NoReturn:
         "there is no table in this folder",
         where=str(path),
         want="one or more .parquet files in it, not in folders below it, or the name of a file",
-        fix="write all rows to .parquet files directly in this folder; a value in a folder's name, "
-        "such as year=2024, becomes a column",
+        fix="write all rows to .parquet files directly in this folder, with a value in a folder's "
+        "name, such as year=2024, as a column",
     )
 
 
@@ -502,8 +514,8 @@ class Piece(NamedTuple):
 
     Attributes:
         start, size: position and length of their bytes in the file.
-        schema: Arrow type of the rows.
-        kind: kind of the cells; None if all cells are missing.
+        schema: Arrow schema of the rows, with one column.
+        kind: kind of the cells; None for Arrow's type null, in which all cells are missing.
     """
 
     start: int
@@ -556,7 +568,7 @@ class Spill(LargeTable):
         return start, written
 
     def mixed(self) -> list[str]:
-        """Return the names of columns that have numbers in one block and texts in another."""
+        """Return the names of columns whose blocks have cells of different kinds."""
         kinds = {name: {piece.kind for piece in own} for name, own in self._pieces.items()}
         return [name for name, found in kinds.items() if len(found - {None}) > 1]
 

@@ -344,7 +344,7 @@ def load_parties(
         missing_rows: "intersection" leaves out rows that some party lacks; "token" keeps each row
             of the label party that at least one feature party has. The rows that all parties have
             are then split as in an intersection.
-        unaligned: whether rows outside the alignment become inputs too.
+        unaligned: whether a feature party's rows outside the alignment become inputs too.
         encoders: encoders of an earlier training, by party, which are used instead of new encoders.
 
     Raises:
@@ -594,7 +594,7 @@ def load_own(
     place: OnDisk | None = None,
     encoder: Encoder | None = None,
 ) -> PartyData:
-    """Load a party's data for a training, with rows in the order of their ids.
+    """Load a party's data for a training, with rows in the order of their ids or of an alignment.
 
     Only the party's own columns stay in memory.
 
@@ -684,7 +684,7 @@ def load_for_prediction(
 
     Args:
         name: name of the party.
-        source: the party's CSV or Parquet file, or a data frame.
+        source: the party's table; see `read_table`.
         id_column: column by which the rows are sorted; None keeps the order of the table.
         encoder: encoder from the party's training (`PartyData.encoder`, `read_encoder`); None for a
             party without inputs.

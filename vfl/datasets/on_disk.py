@@ -1,9 +1,10 @@
 """Arrays larger than memory, in unnamed files: written in any order, read by memory mapping.
 
-No other process can open an unnamed file, and the file always disappears with its process. So no
-data of a party's table stay on disk, and no other program can replace the file. Pages of a mapped
-file that were read are released before their total size exceeds a limit. The system may keep these
-pages in its cache, which does not count as memory of the process.
+An unnamed file has no path in a folder, so no other program can find or replace it there; only
+processes of the same user, or of root, can reach it through the running process. The file always
+disappears with its process, so no data of a party's table stay in a file. Pages of a mapped file
+that were read are released above a limit; see `Pages`. The system may keep these pages in its
+cache, which does not count as memory of the process.
 """
 
 from __future__ import annotations
@@ -255,9 +256,9 @@ def _mapped(
 
 
 class MappedArray(np.ndarray):
-    """A mapped array; selections are copies, and its pages are released after reading.
+    """A mapped array; selections by slices and arrays are copies, and `pages` counts their parts.
 
-    If the whole array is read at once, all of it stays in memory until a part is read again.
+    If the array is read without a selection, all of it stays in memory until `pages` releases it.
     """
 
     pages: Pages | None = None
@@ -579,7 +580,7 @@ class _Run:
 
 
 class _room:
-    """Context that turns a failed write into an error about a full disk, if the disk is full."""
+    """Context that turns any failed write into an error about a full disk, the likely cause."""
 
     def __init__(self, place: OnDisk, size: int) -> None:
         self._place, self._size = place, size

@@ -1,4 +1,7 @@
-"""Training, validation and test rows, which all parties compute identically from the run's seed."""
+"""Training, validation and test rows, which follow from the run's seed, or from labels as well.
+
+All parties compute a split without labels identically.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ def split_rows(
         strata: class of each row, axes (rows,). Every part then has the same share of each class,
             up to two rows. Only a process that has the labels can use strata; None ignores labels.
         block_rows: number of consecutive rows to split at a time, so that every part has the same
-            share of each block, up to one row; 0 splits all rows at once.
+            share of each block, up to two rows; 0 splits all rows at once, and so do `strata`.
         place: folder for the positions of a split in blocks; None keeps them in memory.
 
     >>> split_rows(10, seed=0)

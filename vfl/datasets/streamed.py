@@ -1,9 +1,9 @@
 """Turn a party's table into inputs and labels on disk, with only a few rows in memory at a time.
 
 The table is read in blocks of rows: its ids once, to sort the rows; its training rows once, to fit
-the encoder; and all rows once, to encode them and to write each one to its position. For each row,
-memory also holds one byte that states whether the row is for training, validation or test. With a
-private alignment, memory holds the row's position too.
+the encoder; all rows once, to encode them and to write each one to its position; and labels twice.
+For each row, memory also holds one byte that states whether the row is for training, validation or
+test. With a private alignment, memory holds the row's id and position too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class RowOrder:
         at: the new position of each row of the table, int64, axes (rows of the table,), or -1 for a
             row that is left out; None if all rows keep their order.
         ids: ids in the new order; None if rows have no id.
-        digest: see `digest_of`; None if rows have no id.
+        digest: digest of the order of the rows; None if it is `digest_of` the ids, or rows have no
+            id.
         absent: positions for which the table has no row, ascending; None if it has a row for every
             position.
     """
@@ -183,6 +184,7 @@ class StreamedTable:
         """Encode the columns of `own`; medians and edges may come from a sample. See `fit_inputs`.
 
         Raises:
+            TooFewRowsError: the party has none of the training rows.
             DataError: see `TableEncoder.fit_blocks` and `PictureEncoder.fit_blocks`.
         """
         if not own.columns:
@@ -232,7 +234,7 @@ class StreamedTable:
         """Return what `encode_labels` returns for a label column, with the labels on disk.
 
         Raises:
-            BadOptionError, DataError: see `encode_labels`.
+            DataError: see `encode_labels`.
         """
         fit = LabelFit(column, task)
         for _, block in self._blocks([column]):

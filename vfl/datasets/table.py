@@ -72,8 +72,8 @@ class TableFormat:
         skip_lines: number of lines in a CSV above the line of column names.
         id_type: "text" compares ids letter by letter; "number" reads 007, 7 and 7.0 as the same id.
         encoding, decimal: character encoding of a CSV, and its decimal separator.
-        dates: text columns that contain dates, and the form of these dates as in `strptime`;
-            several forms are separated by `|`.
+        dates: columns of texts, or of numbers such as 20240131, that contain dates, and the form of
+            these dates as in `strptime`; several forms are separated by `|`.
         numbers: text columns that contain numbers with a currency sign, grouped digits or a percent
             sign, and their decimal separator.
         query: SQL query, if the source is a database.
@@ -249,7 +249,7 @@ class LargeTable(ABC):
         """Return the Arrow type of a column's blocks."""
 
     def row_blocks(self, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-        """Yield some columns in blocks of rows."""
+        """Yield some columns in blocks of rows; unless overridden, with the sizes of `blocks`."""
         columns = [map(series_of, self.blocks(name)) for name in names]
         for cells in zip(*columns, strict=True):
             yield pd.DataFrame(dict(zip(names, cells, strict=True)), copy=False)
@@ -310,7 +310,10 @@ class Part:
 
 
 def row_blocks(table: Table, names: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-    """Yield some columns in blocks of about `rows` rows, in the order of the table."""
+    """Yield some columns in blocks of rows, in the order of the table.
+
+    A block has `rows` rows, or for a large table as many as the table's own blocks.
+    """
     if isinstance(table, LargeTable):
         yield from table.row_blocks(names, rows)
         return
@@ -356,10 +359,12 @@ _OBJECT_KINDS: dict[str, Kind] = {
 
 
 def kind_of(column: pd.Series) -> Kind:
-    """Return the kind of a column's present cells; "number" if no cell is present.
+    """Return the kind of a column's present cells; if no cell is present, the type's kind.
+
+    A column of objects without a present cell counts as "number".
 
     Raises:
-        DataError: the column has dates, bytes, lists or other values that no encoder can read.
+        DataError: the column has dates, bytes, lists or other values that are no number or text.
     """
     dtype = column.dtype
     if pd.api.types.is_bool_dtype(dtype) and not isinstance(dtype, pd.CategoricalDtype):
@@ -433,7 +438,7 @@ def as_numbers(column: pd.Series) -> np.ndarray:
 
 
 def number_blocks(blocks: Iterable[pd.Series]) -> Iterator[np.ndarray]:
-    """Yield the result of `as_numbers` for each block; raise its error after the last block."""
+    """Yield the result of `as_numbers` for each block; raise bad cells' error after the last."""
     unread = infinite = 0
     for block in blocks:
         values = _numbers(block)

@@ -47,8 +47,8 @@ class Found:
     Attributes:
         positions: for each row of the session, its position in the party's table, int64, axes
             (rows,); -1 if the party lacks the row.
-        complete: number of rows that all parties have, which come first; None if the session has no
-            other rows.
+        complete: number of rows that all parties have, which come first; None for an intersection,
+            in which all parties have all rows.
         held: for the label party, the rows of the session that each other party has; for another
             party, its own rows; bool, axes (rows,).
     """

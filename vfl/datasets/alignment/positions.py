@@ -379,7 +379,7 @@ def key_of(session: str, agreed: Agreed, common: int) -> str:
     Args:
         session: an identifier that is used only once.
         agreed: facts that all parties have agreed on.
-        common: number of common rows.
+        common: number of rows of the session.
     """
     facts = [session, *map(str, asdict(agreed).values()), common]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -7,9 +7,10 @@ rows, in an order that is the same at all parties. The roles make, send and comp
 blocks, and store them in unnamed files.
 
 The threat model assumes that all parties follow the protocol, with one exception: the label party
-may add ids to its set for which it has no rows. Therefore a protocol discloses nothing to the label
-party until every other party has received the number of common ids and has accepted it. If a party
-refuses, the label party does not learn the number.
+may add ids to its set for which it has no rows. Therefore a protocol discloses nothing about the
+common ids to the label party until every other party has received their number and has accepted it.
+If a party refuses, the label party does not learn the number. It may learn the sizes of sets before
+that.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ party has sent a set of 10 million ids, aligning 1,000 ids with this set costs e
 
 Each file belongs to one other party and to one set of terms (the settings that both parties agreed
 on). First the two parties compare a random name of their keys and the sizes of the stored sets. If
-anything differs, the parties draw fresh keys. The file contains tags of the party's ids, made with
-a separate key, but no ids.
+anything differs, the parties draw fresh keys. The file contains no ids, but tags of the party's
+ids, and their key: a reader of the file can test whether it has a given id.
 """
 
 from __future__ import annotations
