@@ -157,12 +157,12 @@ class Year:
         self.shown[name] = told["fingerprint"]
         self.allow_alignments(host, f"{name}/party.toml")
 
-    def allow_alignments(self, host, path):
+    def allow_alignments(self, host, path, most=100):
         """An owner consents to the alignments of a year on the day of this test."""
         own = (host.folder / path).read_text("utf-8")
         own = re.sub(r"^max_(alignments|id_ratio) = .*\n", "", own, flags=re.MULTILINE)
         above, _, below = own.partition("\n[consent]\n")
-        consent = "\n[consent]\nmax_alignments = 100\nmax_id_ratio = 1000.0\n"
+        consent = f"\n[consent]\nmax_alignments = {most}\nmax_id_ratio = 1000.0\n"
         host.write(path, f"{above}{consent}{below}")
 
     def accept(self, name, *at):
@@ -267,6 +267,7 @@ class Year:
         self.end(name)
         self.restored.add(name)
         host.vfl("sessions", f"{name}/party.toml", "--restored")
+        self.allow_alignments(host, f"{name}/party.toml", most=200)  # as 100 count as begun
         self.bring(name)
         loss.back_at = time.time()
 

@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from vfl.config import PartyFile, memory_bytes
 from vfl.core.errors import ConfigError, ConsentError, ProtocolError
 from vfl.core.frame import Frame, Kind
-from vfl.core.storage import Seal, locked, read_sealed_json, write_sealed_json
 from vfl.datasets.alignment.gaps import Found, FoundRole, role_of
 from vfl.datasets.alignment.ids import OwnIds
 from vfl.datasets.alignment.positions import Agreed, Alignment, last_version
@@ -45,9 +42,6 @@ from vfl.transport.pairs import OFFER_BYTES
 
 _PIECE, _LAST, _DONE, _BUSY = 1, 2, 4, 8
 _HEAD_BYTES = 2
-_ASKED, _FORMER = "asked.json", "_asked.json"  # no alignment can have these names
-_DAY_S = 24 * 3600.0
-_PATIENCE_S = 60.0
 #: While a party computes, it sends a frame at this interval, in seconds, which shows that it still
 #: runs; a party that sends none has died or hangs.
 PATIENCE_S = 1.0
@@ -329,26 +323,18 @@ class OwnAlignment:
 
         Raises:
             ConsentError: with this alignment, the number of alignments would exceed the daily
-                limit; or the store was restored within the last 24 hours.
+                limit.
         """
-        with self._day() as (begun, _):
-            if own_ledger(self.party).was_restored(_DAY_S):
-                raise ConsentError(
-                    f"party '{self.party.party}' does not consent to an alignment within 24 hours "
-                    "after its store was restored",
-                    got="a restored store, which may lack alignments of this day",
-                    want="24 hours since vfl sessions party.toml --restored",
-                    fix="align later",
-                )
-            if len(begun) >= self.party.consent.max_alignments:
+        with own_ledger(self.party).day() as day:
+            if day.alignments >= self.party.consent.max_alignments:
                 raise ConsentError(
                     f"party '{self.party.party}' does not consent to another alignment within 24 "
                     "hours",
-                    got=f"{len(begun)} alignments in the last 24 hours",
+                    got=f"{day.alignments} alignments in the last 24 hours",
                     want=f"at most {self.party.consent.max_alignments} alignments in 24 hours",
                     fix="raise max_alignments in [consent] of that party's own file",
                 )
-            begun.append([time.time()])
+            day.begin()
 
     def _count_ids(self, owner: str, ids: int) -> None:
         """Record on disk how many ids another party queries; the caller answers only afterwards.
@@ -357,32 +343,11 @@ class OwnAlignment:
             ConsentError: with this query, the other parties' queries of the last 24 hours would
                 exceed this party's limit of ids.
         """
-        with self._day() as (_, asked):
-            total = sum(count for _, count in asked) + ids
-            if total > self._most_asked:
+        with own_ledger(self.party).day() as day:
+            if (total := day.ids + ids) > self._most_asked:
                 got = f"{spaced(ids)} ids of '{owner}', {spaced(total)} within 24 hours"
                 raise too_many_ids(self.party.party, got, self._most_asked)
-            asked.append([time.time(), ids])
-
-    @contextmanager
-    def _day(self) -> Iterator[tuple[list[Any], list[Any]]]:
-        """Yield the records of the last 24 hours: alignments, and queried ids; then save changes.
-
-        Each record begins with its time; the record of a query also contains the number of ids.
-        """
-        seal = Seal("alignments and ids of a day", self.party.party, "")
-        # beside the witness, and not beside alignments, which a party may restore from a copy
-        folder = own_ledger(self.party).folder / "alignments"
-        path, former = folder / _ASKED, self.party.store_path / "alignments" / _FORMER
-        with locked(folder, _PATIENCE_S):
-            found = next((one for one in (path, former) if one.exists()), None)
-            known = {"begun": [], "asked": []} if found is None else read_sealed_json(found, seal)
-            since = time.time() - _DAY_S
-            begun, asked = (
-                [one for one in known[key] if one[0] > since] for key in ("begun", "asked")
-            )
-            yield begun, asked
-            write_sealed_json(path, {"begun": begun, "asked": asked}, seal)
+            day.ask(ids)
 
 
 def refused() -> ConsentError:

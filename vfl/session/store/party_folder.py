@@ -884,6 +884,7 @@ def own_ledger(party: PartyFile) -> SessionLedger:
         _own_log(party, folder),
         consent.max_statistics,
         consent.min_changed_rows,
+        consent.max_alignments,
     )
 
 

@@ -30,7 +30,8 @@ from __future__ import annotations
 import hmac
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -46,12 +47,20 @@ from vfl.config.toml import Settings
 from vfl.core.errors import ConsentError, DisagreementError, StorageError, VFLError
 from vfl.core.frame import Frame
 from vfl.core.seeds import Secret
-from vfl.core.storage import Seal, close_to_others, locked, read_sealed, write_sealed
+from vfl.core.storage import (
+    Seal,
+    close_to_others,
+    locked,
+    read_sealed,
+    read_sealed_json,
+    write_sealed,
+    write_sealed_json,
+)
 from vfl.session import rules, secure_mode
 from vfl.session.schedule import Exchange
 from vfl.session.store.journal import Journal
 from vfl.session.store.run_rows import DIGEST
-from vfl.session.store.session_log import Event, SessionLog, lines_after
+from vfl.session.store.session_log import Event, SessionLog
 from vfl.session.store.spending import Spending
 from vfl.session.store.witness import Standing
 from vfl.session.terms import Mode, Terms, differing
@@ -59,6 +68,7 @@ from vfl.session.terms import Mode, Terms, differing
 _NONCE_BYTES = 32
 _SHOWN, _SHOWN_KIND = ".shown", "rows of exact statistics"
 _ROUNDING = 1e-9
+_DAY, _DAY_S, _PATIENCE_S = "alignments", 24 * 3600.0, 60.0
 _HEX = r"^[0-9a-f]{64}$"
 State = Literal["open", "ended", "lost"]
 
@@ -265,6 +275,46 @@ class Meter:
             self.counted = epoch
 
 
+@dataclass(slots=True)
+class Day:
+    """Alignments of the last 24 hours, and the ids that other parties queried in them.
+
+    Attributes:
+        begun, asked: time in seconds and number: of alignments that began, and of queried ids.
+    """
+
+    begun: list[tuple[float, int]] = field(default_factory=list)
+    asked: list[tuple[float, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Day:
+        """Read a record; in those of earlier versions an alignment has a time and no number."""
+        since = time.time() - _DAY_S
+        begun, asked = (
+            [(one[0], one[1] if len(one) > 1 else 1) for one in record[name] if one[0] > since]
+            for name in ("begun", "asked")
+        )
+        return cls(begun, asked)
+
+    @property
+    def alignments(self) -> int:
+        """Number of alignments that began."""
+        return sum(count for _, count in self.begun)
+
+    @property
+    def ids(self) -> int:
+        """Number of queried ids."""
+        return sum(count for _, count in self.asked)
+
+    def begin(self, alignments: int = 1) -> None:
+        """Add alignments that begin now."""
+        self.begun.append((time.time(), alignments))
+
+    def ask(self, ids: int) -> None:
+        """Add ids that another party queries now."""
+        self.asked.append((time.time(), ids))
+
+
 class SessionLedger(Spending[Entry]):
     """One party's ledger of sessions, which all processes of the party use.
 
@@ -280,6 +330,7 @@ class SessionLedger(Spending[Entry]):
         min_changed_rows: if exact statistics of two different sets of rows are disclosed, the least
             number of rows in which the sets must differ.
         log: log to which the ledger appends lines; None makes a log whose lines are not signed.
+        max_alignments: limit of the number of alignments within 24 hours.
     """
 
     kind, form = "session", Entry
@@ -293,10 +344,12 @@ class SessionLedger(Spending[Entry]):
         log: SessionLog | None = None,
         max_statistics: int | None = None,
         min_changed_rows: int = 1,
+        max_alignments: int = 0,
     ) -> None:
         super().__init__(folder, party)
         self.max_epsilon, self.others = max_epsilon, others
         self.max_statistics, self.min_changed_rows = max_statistics, min_changed_rows
+        self.max_alignments = max_alignments
         self.log = log or SessionLog(folder, party)
 
     def begin(self, terms: Terms, start: int | None = None) -> Entry:
@@ -628,9 +681,9 @@ class SessionLedger(Spending[Entry]):
 
         Amounts that may have been spent after the copy was made count as spent.
 
-        Trainings that were running are not continued, all of `max_epsilon` and of `max_statistics`
-        counts as spent, and the counter that peers compare increases beyond all values that peers
-        can know.
+        Trainings that were running are not continued; all of `max_epsilon`, `max_statistics` and,
+        for 24 hours, `max_alignments` counts as spent; and the counter that peers compare increases
+        beyond all values that peers can know.
         """
         with locked(self.folder, math.inf):
             self.give_up()
@@ -641,15 +694,25 @@ class SessionLedger(Spending[Entry]):
             shown = self.spent_statistics()
             allowed = shown if self.max_statistics is None else self.max_statistics
             self.witness.restored(max(0.0, most - known), max(0, allowed - shown))
+            with self.day() as day:
+                day.begin(self.max_alignments)
             self.log.append("restored")
 
-    def was_restored(self, seconds: float) -> bool:
-        """Return whether the party declared a restore of the store within the last `seconds`."""
-        since = datetime.now(UTC).timestamp() - seconds
-        return any(
-            line.event == "restored" and datetime.fromisoformat(line.at).timestamp() > since
-            for line in lines_after(self.log.path, 0)[0]
-        )
+    @contextmanager
+    def day(self) -> Iterator[Day]:
+        """Yield the counts of alignments of the last 24 hours; then save changes.
+
+        Raises:
+            RunFolderError: the file is damaged.
+        """
+        folder, seal = self.folder / _DAY, Seal("alignments and ids of a day", self.party, "")
+        # earlier versions kept the counts beside alignments, which a party may restore from a copy
+        paths = folder / "asked.json", self.folder.parent / "alignments" / "_asked.json"
+        with locked(folder, _PATIENCE_S):
+            found = next((path for path in paths if path.exists()), None)
+            kept = Day() if found is None else Day.of(read_sealed_json(found, seal))
+            yield kept
+            write_sealed_json(paths[0], {"begun": kept.begun, "asked": kept.asked}, seal)
 
     def entries(self) -> list[Entry]:
         """Return the entries of all run names, ordered by their last use.
