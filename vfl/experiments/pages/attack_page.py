@@ -81,7 +81,7 @@ def style_of(number: int) -> int:
 def tradeoffs(
     entries: Sequence[LeaderboardEntry], rows: Sequence[Record], measure: LabelMeasure
 ) -> Iterator[Drawing]:
-    """Yield charts of quality against the worst attack at each k, and all attacks at a middle k."""
+    """Yield charts of quality against the worst attack at each k, and each attack at a middle k."""
     leaks = [one.k for one in entries[0].standings]
     for place, k in enumerate(leaks):
         title = f"The worst attack at k = {k}" if k else "The worst attack"
@@ -339,8 +339,9 @@ _OF_BOARD = (
     "guess and the best baseline without the model. If some attack is shown to leak, only such "
     "attacks are considered. After ±: half of a 95 % interval (Student's t) over the victims, "
     "after averaging each victim's draws. Costs at most {} points: one-sided test at 5 %. "
-    "Protected: every attack's interval ends at or below the best baseline, adjusted over k by "
-    "Holm's method, and some attack leaks on the undefended model."
+    "Protected: every attack's interval ends at or below the best baseline, adjusted over k "
+    "(Holm) and over defenses (Benjamini and Hochberg), and some attack leaks on the undefended "
+    "model."
 )
 _OF_ACCESS = (
     "Percentage points of the worst attack above the best baseline without the model. From left "
@@ -361,8 +362,10 @@ _OF_SEARCHES = (
 _OF_STANDINGS = Markup(
     "Percentage points of the worst attack above the best baseline. "
     '<span class="leaks">Leaks</span>: some '
-    "attack is above the baseline, adjusted for the number of attacks that may be the worst. <span "
-    'class="protected">Protected</span>: every interval ends at or below the best baseline. <span '
+    "attack is above the baseline, adjusted for the attacks that may be the worst, and over "
+    "defenses and k. <span "
+    'class="protected">Protected</span>: every interval ends at or below the best baseline, '
+    "adjusted in the same way. <span "
     'class="undecided">Undecided</span>: more victims would decide. <span '
     'class="inconclusive">Inconclusive</span>: no attack succeeds here or on the undefended model. '
     "Baselines use the same leaked rows without the victim: a network that is trained on these "

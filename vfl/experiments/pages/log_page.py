@@ -188,7 +188,7 @@ def happened(line: Line) -> str:
     """Return the event in a line of the session log, as text."""
     if line.event == "consent":
         changed = ", ".join(sorted(line.settings)) or "nothing"
-        return f"the party's own file changes {changed} of [consent]"
+        return f"the party's own file sets {changed} of [consent]"
     if line.event == "begun":
         return f"asked by {line.asked_by}" + (f" for: {line.purpose}" if line.purpose else "")
     if line.event == "ended":

@@ -158,8 +158,8 @@ def _sections(
 
 
 _OF_QUALITY = (
-    "Measured over all rows of the split at once, at the end of the training; every row has the "
-    "same weight."
+    "Measured over all rows of the split at once: validation rows after the last epoch, test rows "
+    "with the final weights; every row has the same weight."
 )
 _OF_REVEALED = (
     "Plaintext values that parties learned in addition to the agreed settings. Values: number of "

@@ -37,9 +37,9 @@ _WEIGHTED = (
     "corrects them on the validation rows; without it, choose a threshold."
 )
 _OF_THRESHOLDS = (
-    "Measured on test rows. The positive class is the second class in sorted order. Chosen "
-    "thresholds come from validation rows; the threshold of a share flags this share of the test "
-    "rows."
+    "Measured on test rows. The positive class is the second class in sorted order. The thresholds "
+    "by F1 and by cost come from validation rows; the threshold of a share flags at least this "
+    "share of the test rows."
 )
 _OF_BANDS = (
     "Test rows in bands of equal size, the most probable band first. Lift: positives in the band "
