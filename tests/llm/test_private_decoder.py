@@ -250,8 +250,11 @@ def test_material_survives_a_restart_and_is_used_once(tmp_path: Path):
     model = decoder()
     with private(model, folder=tmp_path) as hidden:
         hidden.deal(3, 2, questions=2)
+        hidden.deal(3, 2, texts=2)
         one, two = hidden.left(3, 2)
         assert hidden.ask(one, [1, 2, 3]) == model.generate([1, 2, 3], 2)
+        with pytest.raises(ReusedPadError, match="not for a question of this length"):
+            hidden.ask(two, [1, 2])
         assert hidden.left(3, 2) == [two]
     with private(model, folder=tmp_path) as hidden:
         before = traffic(hidden, "offline")

@@ -186,7 +186,7 @@ class BfvRole(Role):
         if self.role == P2:
             return [0] * rows
         if self.offline:
-            # Checked in the constructor, so that a missing package shows before a question.
+            # Checked offline, so that a missing package shows before a question.
             package()
             return [0] * rows
         channel = self.channels[P1 - self.role]

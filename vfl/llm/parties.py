@@ -12,10 +12,11 @@ A party that takes material marks the material as used on its disk, before it se
 depends on it.
 
 Dealing and asking use separate streams, so that the parties can answer a question while the dealer
-makes material for later questions is dealt. Their handshakes exclude one another: the user holds
-the lock of its folder from a request until all keys are checked and the question's material is
-marked. Owner and dealer lock their own folders for the same time. All three parties therefore run
-handshakes in the same order, and the counter of every store only grows.
+makes material for later questions. Their handshakes exclude one another: the user holds the lock of
+its folder from a request until all keys are checked and the question's material is marked. Owner
+and dealer, which hold the locks of their folders while they listen, also run one handshake at a
+time. All three parties therefore run handshakes in the same order, and the counter of every store
+only grows.
 """
 
 from __future__ import annotations
@@ -66,7 +67,14 @@ from vfl.core.version import VERSION
 from vfl.llm.file import LlmFile, LlmParty
 from vfl.llm.ledger import questions_of
 from vfl.llm.material import MaterialStore
-from vfl.llm.private_decoder import OnToken, PrivateLayers, greedy, has_token, layer_shapes
+from vfl.llm.private_decoder import (
+    OnToken,
+    PrivateLayers,
+    greedy,
+    has_token,
+    kind_of_question,
+    layer_shapes,
+)
 from vfl.llm.two_party import Form, Pick, Role, kind_of
 from vfl.llm.weights import BLOCK, WeightStore
 from vfl.models.decoder import Decoder, DecoderShape, Encoder, EncoderShape
@@ -128,15 +136,16 @@ class Talk(Settings):
             answer; for a classifier, `count` is 1.
         texts: number of questions of this length in one batch.
         questions: number of such batches for which the dealer is to make material.
-        session: identifier of this session; each party contributes a part of it.
+        session: identifier of this session; the user and the owner each contribute a half.
         setup: identifier of the sharing of the weights that the sender has stored; "" if it has
             none.
         fresh: whether the weights are to be shared again, with new randomness.
         names: names of the material to deal or to use in this session.
         spent: bytes and messages, by phase, that other parties exchanged without the receiver of
             this message.
-        known: the largest counter of the receiver's store that the sender has recorded. A restored
-            store refuses to continue until its own counter is larger than this one.
+        known: the largest counter of the receiver's store that the sender has recorded. If the
+            store's own counter is smaller, the store was restored from an old copy, and the
+            receiver refuses the session.
     """
 
     version: str = Field(default=VERSION, max_length=32)
@@ -156,7 +165,7 @@ class Talk(Settings):
     @property
     def kind(self) -> str:
         """Name of the kind of material that the user's request needs."""
-        return _kind(self.prompt_tokens, self.count, self.texts)
+        return kind_of_question(self.prompt_tokens, self.count, self.texts)
 
 
 @dataclass(slots=True)
@@ -1038,6 +1047,7 @@ class User(Party):
                 the model's context.
             ConsentError: the owner's terms do not allow the request.
             PeerError: another party does not answer, or has disconnected.
+            ReusedPadError: the owner has no material for these questions, even after a dealing.
         """
         (length,) = {len(prompt) for prompt in prompts}
         self.require_askable(length, count, len(prompts))
@@ -1092,7 +1102,7 @@ class User(Party):
         self.terms.limits.require(max_dealt=waiting + questions * texts)
 
     def left(self) -> dict[str, int]:
-        """Return, by kind of question, the number of questions whose material is stored."""
+        """Return, by kind of question, the number of batches whose material is stored."""
         known = str(self.setup().get("setup", ""))
         found: dict[str, int] = {}
         for name in self.store(known).names() if known else ():
@@ -1196,17 +1206,8 @@ def _program(
     return program
 
 
-def _kind(prompt_tokens: int, count: int, texts: int) -> str:
-    """Return the name of the material for questions of these sizes.
-
-    >>> _kind(8, 24, 1), _kind(8, 24, 3)
-    ('8-24', '8-24x3')
-    """
-    return f"{prompt_tokens}-{count}" + (f"x{texts}" if texts > 1 else "")
-
-
 def _texts_in(name: str) -> int:
-    """Return the number of questions that use the material of this name together."""
+    """Return the number of questions in the batch that uses the material of this name."""
     texts = name.rpartition("-")[0].partition("x")[2]
     return int(texts) if texts else 1
 

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vfl.core.errors import DataError, ProtocolError
+from vfl.core.errors import DataError, ProtocolError, ReusedPadError
 from vfl.core.registry import require_range
 from vfl.core.seeds import generator
 from vfl.core.storage import weights_digest
@@ -106,7 +106,7 @@ class Sampling:
         seed: seed of the draws; each token takes one draw.
 
     Raises:
-        BadOptionError: the temperature is not above 0, or a probability is not between 0 and 1.
+        BadOptionError: a number is out of range.
 
     >>> Sampling(temperature=0.7, top_k=1)(torch.tensor([0.3, 2.0, -1.0]))
     1
@@ -161,7 +161,7 @@ def gated_silu(pairs: Tensor) -> Tensor:
 
 
 def softmax(rows: Tensor, bits: int = _PROBABILITY) -> Tensor:
-    """Return the softmax of each row, as integers in units of 2^-bits.
+    """Return the softmax of each row, rounded to multiples of 2^-bits.
 
     The cumulative sums are rounded, so that the sum of many small probabilities does not vanish.
     """
@@ -178,7 +178,8 @@ class PrivateLayers:
     Attributes:
         shape: the architecture.
         constants: the linear layers with shared weights, by name.
-        positions: at P0, the vectors of learned positions, scaled like the values between layers.
+        positions: at P0, the vectors of learned positions, float64, axes (context, width); None
+            elsewhere, and for other kinds of positions.
     """
 
     shape: DecoderShape
@@ -491,7 +492,8 @@ def _normed_bits(width: int) -> int:
 
     The error of an output has two parts: the inputs' error times the weights' norm, which is about
     1, and the weights' error times the inputs' norm, which is about sqrt(width). Weights therefore
-    have more fraction bits than inputs. Inputs of attention layers have slightly fewer bits.
+    have more fraction bits than inputs. The sum of an attention layer has one bit less, so the
+    layer's weights have one bit less.
 
     >>> _normed_bits(64), _normed_bits(768), _normed_bits(4096)
     (9, 8, 8)
@@ -683,10 +685,8 @@ class PrivateTransformer(Generic[_Model]):
 
     def _left(self, kind: str) -> list[str]:
         # An interrupted dealing may have stored the material of one party only.
-        theirs = self._stores[P1].names()
-        return [
-            each for each in self._stores[P0].names() if each.startswith(kind) and each in theirs
-        ]
+        both = set(self._stores[P1].names()).intersection(self._stores[P0].names())
+        return sorted(each for each in both if each.rpartition("-")[0] == kind)
 
     def _require_tokens(self, tokens: Sequence[int]) -> None:
         if not tokens or not all(has_token(self._shape, token) for token in tokens):
@@ -702,7 +702,7 @@ class PrivateTransformer(Generic[_Model]):
         return self.parties.traffic()
 
     def leaks(self) -> list[Leak]:
-        """Return the values that each party has learned since the object was made."""
+        """Return kinds and numbers of the values that each party has learned so far."""
         return self.parties.leaks()
 
     def close(self) -> None:
@@ -750,7 +750,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         blank = [[0] * prompt_tokens] * texts
         for _ in range(questions):
             self._deal(
-                _kind(prompt_tokens, count, texts),
+                kind_of_question(prompt_tokens, count, texts),
                 lambda layers, party: layers.answer(party, blank, count),
             )
 
@@ -807,7 +807,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         found: list[list[int]] = [[] for _ in prompts]
         for length in sorted({len(prompt) for prompt in prompts}):
             texts = [text for text, prompt in enumerate(prompts) if len(prompt) == length]
-            kind = _kind(length, count, len(texts))
+            kind = kind_of_question(length, count, len(texts))
             if not self._left(kind):
                 self.deal(length, count, texts=len(texts))
 
@@ -826,15 +826,24 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         """Run the online phase with the material of a name; see `left` and `generate`.
 
         Raises:
+            DataError: there is no token, or the model lacks a token.
             ReusedPadError: the material was already used, or was dealt for other numbers of tokens.
         """
         self._require_tokens(prompt)
-        count = int(name.split("-")[1])
-        return self._ask(name, [list(prompt)], count, pick, lambda text, token: False)[0]
+        kind = name.rpartition("-")[0]
+        count = kind.rpartition("-")[2]
+        if not count.isdecimal() or kind != kind_of_question(len(prompt), int(count), 1):
+            raise ReusedPadError(
+                "this dealt material (randomness) is not for a question of this length",
+                where=name,
+                got=f"{len(prompt)} tokens",
+                want="a name that left(prompt_tokens, count) returns",
+            )
+        return self._ask(name, [list(prompt)], int(count), pick, lambda text, token: False)[0]
 
     def left(self, prompt_tokens: int, count: int) -> list[str]:
         """Return the names of unused material for one text of these lengths."""
-        return self._left(_kind(prompt_tokens, count, 1))
+        return self._left(kind_of_question(prompt_tokens, count, 1))
 
     def _ask(
         self,
@@ -856,8 +865,13 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
         return self._online(name, answer)
 
 
-def _kind(prompt_tokens: int, count: int, texts: int) -> str:
-    return f"{prompt_tokens}-{count}-" + (f"{texts}-texts-" if texts > 1 else "")
+def kind_of_question(prompt_tokens: int, count: int, texts: int) -> str:
+    """Return the name of the kind of material that questions of these sizes need.
+
+    >>> kind_of_question(8, 24, 1), kind_of_question(8, 24, 3)
+    ('8-24', '8-24x3')
+    """
+    return f"{prompt_tokens}-{count}" + (f"x{texts}" if texts > 1 else "")
 
 
 class PrivateEncoder(PrivateTransformer[Encoder]):
@@ -922,4 +936,4 @@ class PrivateEncoder(PrivateTransformer[Encoder]):
 
     def left(self, tokens: int) -> list[str]:
         """Return the names of unused material for texts of this length."""
-        return self._left(f"{tokens}-")
+        return self._left(f"{tokens}")

@@ -1,10 +1,11 @@
 """A project of a privately asked language model: one folder for each party, and a demo.
 
-PROJECT/owner/    llm.toml, identity.key, certificates/; peers/ with the others' public keys, and
-                  tokens of who calls
-PROJECT/dealer/   the same
-PROJECT/user/     llm.toml, identity.key; peers/ with the others' public keys, their authorities
-                  and tokens to show
+PROJECT/owner/    llm.toml, identity.key, certificates/; peers/ with the others' public keys, the
+                  dealer's authority, and the tokens that the owner shares with user and dealer
+PROJECT/dealer/   llm.toml, identity.key, certificates/; peers/ with the others' public keys, and
+                  the tokens that the dealer shares with owner and user
+PROJECT/user/     llm.toml, identity.key; peers/ with the others' public keys and authorities, and
+                  the tokens that the user shares with owner and dealer
 """
 
 from __future__ import annotations

@@ -113,9 +113,9 @@ class Form:
         integer_bits: largest number of bits before the binary point of values between layers. One
             more integer bit makes most elements of most messages of a transformer's layer one bit
             longer.
-        inner_bits: number of bits before the binary point of values inside a layer and of attention
-            scores that are not protected; at most `integer_bits`. These values inside a layer stay
-            small in models whose values between layers are large.
+        inner_bits: number of bits before the binary point of values inside a layer, of tokens'
+            scores, and of attention scores that are not protected; `integer_bits`, if that is
+            smaller. These values stay small in models whose values between layers are large.
         fused_tokens: largest number of attended tokens for which fast mode joins the softmax of a
             next token with the product after it. Joining them saves two messages, but the dealer
             then sends the tokens' values once more, permuted. With 0, fast mode never joins them.
