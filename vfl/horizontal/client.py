@@ -34,7 +34,8 @@ class ClientState:
 
     Attributes:
         norms: gradient norms of rows in the client's steps so far, float32, axes (rows,).
-        norm: current clip norm, if it follows a quantile; 0 before the first round.
+        norm: current clip norm, if it is a percentile or follows a quantile; 0 before the first
+            round.
     """
 
     norms: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -48,8 +49,8 @@ class Update:
     Attributes:
         layers: weight changes; the key is a layer's index, the value a flat tensor. Layers that are
             left out are not sent.
-        within: 1 if the 2-norm of all weight changes together was at most the server's clip norm,
-            else 0.
+        within: if the server adds noise, 1 if the 2-norm of all weight changes together was at most
+            the server's clip norm; otherwise 0.
         moved: sensitivity of the update: its largest possible change (2-norm) if one row had
             another value.
         deviation: standard deviation of the noise that must be added before the update leaves the
@@ -94,7 +95,8 @@ class ClientTrainer:
     Args:
         settings: settings of the training.
         plan: noise plan.
-        inputs: inputs, axes (rows, *shape); labels: axes (rows,), int64.
+        inputs: inputs, axes (rows, *shape).
+        labels: labels, axes (rows,), int64.
         outputs: number of classes.
         model: model to train, if several clients in one process share one model object.
 

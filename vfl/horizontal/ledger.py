@@ -72,7 +72,7 @@ class RoundLedger(Spending[Rounds]):
                 raise ConsentError(
                     "all rounds of this training are used up",
                     got=f"round {known.rounds + 1} of this client",
-                    want=f"{most} rounds at most, by settings.seed",
+                    want=f"at most {most} rounds of one client",
                     fix="start another training, under another name",
                 )
             self._write(known.model_copy(update={"rounds": known.rounds + 1}))

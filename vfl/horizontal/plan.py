@@ -44,7 +44,7 @@ class NoisePlan:
 
 
 def participants(settings: HorizontalSettings, round_number: int) -> list[int]:
-    """Return the clients of a round for noise that clients add; every party can compute them.
+    """Return the clients of a round, unless the server adds noise; every party can compute them.
 
     If the server adds noise, the server draws the clients by its secret instead.
     """

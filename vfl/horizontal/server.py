@@ -45,7 +45,7 @@ OUTCOME = "horizontal.json"
 def run_horizontal(
     grid: Grid, experiment: Experiment, party: PartyFile, changes: Sequence[str], run: str
 ) -> None:
-    """Run one training in which every party with columns is a client.
+    """Run one training in which every feature party is a client.
 
     Args:
         grid: Flower's grid, through which the server sends messages to the nodes.
@@ -82,7 +82,7 @@ def _train(
     folder, clients = RunFolder(party.run_path(run)), experiment.feature_parties
     if settings.clients != len(clients):
         raise ConfigError(
-            "every party with a node is a client",
+            "every feature party is a client",
             where="horizontal.clients",
             got=str(settings.clients),
             want=str(len(clients)),

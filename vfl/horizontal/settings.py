@@ -27,8 +27,7 @@ class HorizontalSettings(Settings):
             used only in a project.
         model: spec of the network, written like the spec of a bottom model; the network has one
             output per class.
-        clients: number of clients in a simulation; in a project, every party with a node is a
-            client.
+        clients: number of clients in a simulation; in a project, every feature party is a client.
         sampled: number of clients in a round; if the server adds noise, each client is drawn
             independently with probability sampled / clients.
         rounds: number of rounds; at the end of each round, the server averages the clients'

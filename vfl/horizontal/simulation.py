@@ -33,7 +33,7 @@ from vfl.privacy import PrivacyStatement
 from vfl.session.store.party_folder import own_table, require_numbers
 
 _TEST_ROWS = 4096
-#: Result of a test: number of the round, and the metrics by name.
+#: Function that receives the result of a test: the number of its round, and the metrics by name.
 Tested = Callable[[Mapping[str, float]], None]
 
 
@@ -76,7 +76,8 @@ class SharedRows:
     """A data set whose training rows are divided among the clients.
 
     Attributes:
-        inputs: inputs, axes (rows, *shape); labels: axes (rows,).
+        inputs: inputs, axes (rows, *shape).
+        labels: labels, axes (rows,).
         train: for each client, the indices of its training rows.
         test: indices of the test rows, which no client has.
         outputs: number of classes.
@@ -143,7 +144,8 @@ class Evaluator:
         settings: settings; `test_every` determines after which rounds the weights are tested.
         averager: averager whose weights are tested.
         model: model into which the weights are loaded.
-        inputs: inputs of the test rows, axes (rows, *shape); labels: axes (rows,).
+        inputs: inputs of the test rows, axes (rows, *shape).
+        labels: labels of the test rows, axes (rows,).
         on_test: function that receives the result of every test.
     """
 

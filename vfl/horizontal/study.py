@@ -101,7 +101,7 @@ def train_project(
     """Train with the parties of a project as clients, on the parties' own tables.
 
     Args:
-        settings: settings of the training; every party with a node is a client.
+        settings: settings of the training; every feature party is a client.
         label: folder of the label party, whose SuperLink is running.
         say: function that receives the result of each test, and a message when parties connect.
 
@@ -109,6 +109,7 @@ def train_project(
         Folder of the run at the label party.
 
     Raises:
+        ConfigError: the settings do not list the classes.
         VFLError: the error that ended the training, as the party reported it.
     """
     clients = len(label.experiment().feature_parties)

@@ -158,6 +158,10 @@ class RowClipper:
         Returns:
             The sum of clipped gradients, concatenated over all weights, axes (numbers,); and the
             norms before clipping, axes (groups, rows or units). The sum and the norms are float64.
+
+        Raises:
+            NonFiniteError: a value inside the model is not finite, and the model has a layer
+                without a rule, so clipping cannot bound the row.
         """
         if [one.shape for one in weights] != [one.shape for one in self._weights]:
             raise ValueError("the weights have other shapes than those of the model")
@@ -174,7 +178,7 @@ class RowClipper:
     def sums_of_passes(
         self, passes: Sequence[Pass], weights: Sequence[Tensor], bounds: Tensor
     ) -> Tensor:
-        """Return the result of `sums` for rows that passed through the model one at a time.
+        """Return the sum of clipped gradients of rows that passed through the model one at a time.
 
         The float32 rounding of a row's gradient then does not depend on the other rows of the
         batch.
@@ -292,7 +296,7 @@ class PrivateHalf:
     """DP-SGD for one party's model: the optimiser receives noisy sums of clipped gradients.
 
     Args:
-        model: the half.
+        model: the party's model.
         norm: bound of a row's gradient norm; if the bound follows a quantile, this is the first
             value of the bound.
         noise: standard deviation of the noise divided by the sensitivity; this ratio holds for all
@@ -308,7 +312,8 @@ class PrivateHalf:
             group's clip norm follows this quantile by a noisy count of rows in each step (Andrew et
             al. 2021); None keeps the clip norms constant.
         branches: branches that own the rows; they may be the branches of this party or of another
-            party. With `branches`, the clipping of this model also treats each branch as one unit.
+            party. Either each branch is clipped as one unit, or each branch's sum of clipped row
+            gradients gets its own noise; see `Branches.clipped`.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ def prove(
         shapes: shape of one row of each input.
         where: name of the model's owner, for the error message.
         most_rows: largest number of rows in a batch of the training; the test's batches are no
-            larger, except batches of three rows.
+            larger, except batches of two and three rows.
 
     Raises:
         PrivacyError: the model mixes rows; the error names the layer where it can be identified.

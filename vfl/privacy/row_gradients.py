@@ -5,7 +5,7 @@ these gradients, one backward pass to the outputs of all layers gives every row'
 weight as factors of a product (Goodfellow 2015; Li et al. 2022, "ghost clipping"; Bu et al. 2023,
 "book-keeping"). Norms and weighted sums over rows can be computed from these factors, without a
 second pass. Each class of this module represents the row gradients of one call of one layer; it
-computes both norms and weighted sums in float64 from the same numbers.
+computes norms, or upper bounds of norms, and weighted sums from the same numbers.
 """
 
 from __future__ import annotations
@@ -288,8 +288,8 @@ class Lookups:
     A vector's gradient is the sum over the positions that use this vector.
 
     Args:
-        numbers: indices of the looked-up vectors, axes (rows, positions); grad: axes (rows,
-            positions, width).
+        numbers: indices of the looked-up vectors, axes (rows, positions).
+        grad: gradients of the looked-up vectors, axes (rows, positions, width).
         table: shape of the embedding table.
         padding: index whose embedding vector is not trained.
     """

@@ -91,8 +91,8 @@ def added(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
     2.0
 
     Raises:
-        PrivacyError: two statements differ in unit, span, relation or adversary; or one has no
-            epsilon; or there are no statements.
+        PrivacyError: two statements differ in the protected data, unit, span, relation or
+            adversary; or one has no epsilon; or there are no statements.
     """
     listed = list(statements)
     kinds = sorted({", ".join(filter(None, one.kind)) for one in listed})
@@ -100,7 +100,7 @@ def added(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
         raise PrivacyError(
             "only epsilons of the same kind can be added",
             got="; ".join(kinds) or "no statement",
-            want="statements with an epsilon of one unit, span, relation and adversary",
+            want="statements with an epsilon of the same data, unit, span, relation and adversary",
             fix="compare them side by side",
         )
     epsilon = sum(one.epsilon or 0.0 for one in listed)

@@ -37,7 +37,7 @@ class ScheduleContract(Contract):
         rates = [self.steps(spec).rate(epoch) for epoch in self._epochs()]
         require_still(states)
         assert all(math.isfinite(rate) and rate >= 0 for rate in rates), (
-            "the learning rate is 0 although steps remain"
+            "a learning rate is negative or not finite"
         )
         assert len(set(rates)) > 1, "every epoch has the same learning rate"
 

@@ -130,7 +130,7 @@ def noise_for(
 def steps_for(
     epsilon: float, delta: float, noise: float, sampling_rate: float = 1.0, accountant: str = "rdp"
 ) -> int:
-    """Return the largest number of noise steps that cost at most `epsilon`, or 0.
+    """Return the largest number of noise steps that cost at most `epsilon`, below `MOST_STEPS`.
 
     >>> steps_for(2.0, 1e-5, noise=4.0, sampling_rate=0.01)
     33377
