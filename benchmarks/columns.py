@@ -645,7 +645,7 @@ cut once.
 - In each epoch and each repeated query, a row's cut has new noise, so an attacker can average. With
   `sigma=0.5` on bank marketing it infers 44 % (*inferred beyond own columns*, below) from six cuts
   and 29 % from one cut. With `sigma=2` it infers 20 and 5 % (one seed).
-- Protections that hide parts of pictures cost 4 to 7 points of accuracy.
+- Protections that disclose under 8 % of pictures cost 4 to 10 points.
 - Both tables were attacked by an earlier version of `adaptive`, with three equal votes. For
   pictures, four protections have three seeds, all others one.
 """

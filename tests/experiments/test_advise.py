@@ -173,11 +173,8 @@ def test_defenses_that_are_advised_against_leak_on_the_frontier():
         for row in frontier()
         if row["task"] == "bank" and row["defense"].partition(":")[0] in fallen.defenses
     ]
-    secure_top = next(r for r in rows if r["defense"] == "gradient_averaging:rows=0")
-    assert f"{float(secure_top['reaches']):.2f}".lstrip("0") in fallen.why
-    best = {row["defense"].partition(":")[0]: 0.0 for row in rows}
-    for row in rows:
-        name = row["defense"].partition(":")[0]
-        best[name] = max(best[name], float(row["reaches"]))
-    assert {"mixup", "tpsl", "marvell", "gradient_noise"} <= set(best)
-    assert max(best.values()) > 0.995
+    assert {"mixup", "tpsl", "marvell", "gradient_noise"} <= {
+        row["defense"].partition(":")[0] for row in rows
+    }
+    reached = [float(row["reaches"]) for row in rows]
+    assert f"of {min(reached):.2f} to {max(reached):.2f}".replace(" 0.", " .") in fallen.why
