@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from vfl.core import storage
 from vfl.core.errors import RunFolderError, StorageError
@@ -145,6 +145,17 @@ def test_weights_that_are_missing_or_damaged(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(RunFolderError, match="not as it was written"):
         load_weights(path, SEAL)
+
+
+def test_weights_of_another_program_are_refused(tmp_path):
+    """Their metadata has a digest of the same form, but no format number."""
+    packed = save({"a": torch.zeros(2)}, {"sha256": "0" * 64})
+    digest = hashlib.sha256(packed).hexdigest().encode()
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(packed.replace(b"0" * 64, digest))
+    with pytest.raises(RunFolderError, match="another format") as caught:
+        load_weights(path, Seal("weights", None, None))
+    assert caught.value.got.startswith("no format number")
 
 
 def test_the_digest_is_over_names_types_shapes_and_bytes():

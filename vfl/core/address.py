@@ -15,7 +15,7 @@ _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
 class Address(NamedTuple):
-    """Network address on which a program listens.
+    """Network address of a program that listens for connections.
 
     Attributes:
         host: host name, or an IPv4 or IPv6 address without brackets.

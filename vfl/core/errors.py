@@ -51,10 +51,10 @@
 An error message states what happened, where it happened, what vfl found, what it expected, and how
 to fix the mistake. The message's last line is the command that explains the error code. Every code
 has a page in ``explanations/``: Markdown with a title ``# V104: what it is``, the cause, ``## How
-it happens``, ``## How to mend it`` and ``## Example``. Tests check that the page's example is a
-message that vfl really prints. An error message never contains a value of a table's cell, a row's
-id or a secret. For an unexpected error, vfl shows only the error's type and its place in the source
-(`redacted_traceback`), because the error's text may contain data.
+it happens``, ``## How to mend it`` and, except for the base classes, ``## Example``. Tests check
+that the page's example is a message that vfl really prints. An error message never contains a value
+of a table's cell, a row's id or a secret. For an unexpected error, vfl shows only the error's type
+and its place in the source (`redacted_traceback`), because the error's text may contain data.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class ConfigError(UserError, code="V003"):
 
 
 class NonFiniteError(UserError, code="V005"):
-    """NaN or infinity in cut-layer activations, in a gradient or in an attack's guess."""
+    """NaN or infinity in activations, a gradient, a loss, a value to share or an attack's guess."""
 
 
 class MissingPackageError(UserError, code="V006"):
@@ -172,7 +172,7 @@ class BadOptionError(SpecError, code="V103"):
 
 
 class WidthError(SpecError, code="V104"):
-    """A codec does not fit the width of the cut layer."""
+    """A plug-in, a model or rows have another width than the cut layer, or than a layer expects."""
 
 
 class PrivateLayerError(SpecError, code="V105"):
@@ -240,7 +240,7 @@ class ConsentError(PeerError, code="V403"):
 
 
 class AuthenticationError(PeerError, code="V404"):
-    """A token, a node, a session or a certificate is not valid."""
+    """A token, a node, a session, a signature or a certificate is not valid."""
 
 
 class LostPeerError(PeerError, code="V405"):
@@ -285,7 +285,7 @@ class FrameError(PeerError, code="V450"):
 
 
 class TruncatedFrameError(FrameError, code="V451"):
-    """A frame has fewer or more bytes than its header announced."""
+    """A frame or payload has fewer or more bytes than its header, or its content, requires."""
 
 
 class OversizedFrameError(FrameError, code="V452"):

@@ -7,7 +7,7 @@ All numbers are little-endian:
     4       1      u8    `version`     0x51: high nibble 5 marks a frame of vfl, low nibble is
                                        version 1
     5       1      u8    `kind`        see below
-    6       2      u16   `branch`      attempt; frames of an abandoned attempt are dropped
+    6       2      u16   `branch`      a party's number in a frame that the label party relays, or 0
     8       4      u32   `step`        number of the exchange, the same on both sides
     12      4      u32   `crc32`       CRC-32 (zlib) of bytes 0 to 11 and the payload; over TLS
                                        only of bytes 0 to 11, because TLS detects errors too
@@ -57,13 +57,15 @@ class Kind(IntEnum):
         HELLO: JSON of at most 8192 bytes: a connecting party introduces itself with its token
         WELCOME: JSON: the answer to HELLO
         CUT: encoded cut-layer activations of training rows
-        GRAD: its gradient
+        GRAD: the gradient of these activations
         QUERY: encoded cut-layer activations of rows outside training
-        ACK: empty payload; confirms that the receiver has read a QUERY
-        DONE: JSON: the digest of a party's weights after training
+        ACK: confirms that the label party has read a QUERY; at most one byte, its verdict on early
+            stopping
+        DONE: end of a session: a party's report as JSON; empty if the label party sends it
         ERROR: a JSON record: code, what, where, got, want, fix
         PROTOCOL: a message of a secure protocol between several parties
-        OPENING: masked operands of layers on additive shares, in training
+        OPENING: masked operands of layers on additive shares, in training; in the secure mode
+            `permuted`, any relayed message
         QUERY_OPENING: masked operands of layers on additive shares, for rows outside training
         ASK: row positions of the next prediction query; empty if the sender only checks which
             parties are connected
@@ -100,8 +102,8 @@ class Frame:
         kind: kind of the message, which determines the payload's content.
         step: number of the training step or query, the same at both parties.
         payload: encoded bytes; a resend repeats the same bytes.
-        branch: number of the attempt at this training; a receiver drops frames of an abandoned
-            attempt.
+        branch: number of the receiver or sender, if the label party relays the frame between two
+            other parties (`vfl.session.relay`); otherwise 0.
     """
 
     kind: Kind

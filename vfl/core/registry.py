@@ -93,7 +93,7 @@ def parts(spec: str) -> list[str]:
 _REGISTRIES: weakref.WeakSet[Registry[Any]] = weakref.WeakSet()
 #: SHA-256 of each plug-in file that this process ran, by path.
 _RUN: dict[Path, bytes] = {}
-#: Files of loaded plug-ins; child processes load them as well.
+#: Environment variable with the files of loaded plug-ins; child processes load them as well.
 PLUGINS = "VFL_PLUGINS"
 
 
@@ -326,6 +326,7 @@ class Registry(Generic[Member]):
         Raises:
             UnknownNameError: no member has this name; the error suggests the most similar name.
             TakenNameError: an installed package uses this name for another member.
+            SpecError: the class does not derive from the family's base class.
         """
         self._read_outside()
         name = self.aliases.get(name, name)
@@ -535,7 +536,7 @@ def shortened(number: float) -> str:
 
 
 def require_seconds(option: str, given: float) -> None:
-    """Refuse a time that is not above 0, is longer than a week, or is NaN or infinite.
+    """Refuse a time that is shorter than 1 ms, longer than a week, or NaN.
 
     Raises:
         BadOptionError: the time is out of range; the error states the range.

@@ -2,8 +2,8 @@
 
 A write goes to a temporary file, which is flushed to disk and then renamed to the target. Files
 that later steps rely on are sealed: the file contains `kind`, `party`, `run`, `step`, `format` (2)
-and `sha256`. The `sha256` field is the SHA-256 digest of the whole file with 64 zeros in place of
-the digest, and is checked before any other use:
+and a SHA-256 digest, which is checked before any other use. The field `sha256` is the digest of the
+whole file with 64 zeros in place of the digest:
 
     form         place of the seal
     JSON         keys of the object; `"sha256": "..."` is its last line
@@ -216,7 +216,10 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
 
 
 def worker_of(folder: Path) -> int | None:
-    """Return the id of the process that holds a folder's lock; None if there is no such process."""
+    """Return the id of the process that holds a folder's lock, or 0 if its id is unknown.
+
+    The result is None if no process holds the lock.
+    """
     try:
         handle = os.open(folder / _LOCK, os.O_RDONLY)
     except OSError:
@@ -658,7 +661,8 @@ def unpack_weights(content: bytes, seal: Seal, path: Path) -> tuple[dict[str, Te
     _check_digest(content, _TENSORS_DIGEST.search(header), path)
     record = _record(header[8:], path)
     notes = record.pop("__metadata__", {})
-    number = {name: int(notes[name]) for name in ("format", "step") if notes[name].isdigit()}
+    given = {name: notes.get(name, "") for name in ("format", "step")}
+    number = {name: int(text) for name, text in given.items() if text.isdigit()}
     seal.check(notes | number, path)
     state: dict[str, Tensor] = load(content)
     # `load` returns the tensors in varying order.

@@ -153,7 +153,7 @@ def logged(text: str, level: str | None = None) -> str:
 
     Returns:
         With `VFL_LOG=json`, the object has the keys `time` (UTC), `level` and `message`; for an
-        error also `code` and its fields `where`, `got`, `want`, `try`.
+        error also `code`, its fields `where`, `got`, `want`, `try`, and other lines as `details`.
     """
     if not logs_json():
         return text

@@ -1,9 +1,9 @@
-"""Devices, compiled models and optimisers; only this module uses private parts of torch.
+"""Devices, compiled models and optimisers, with the private parts of torch that save much time.
 
-The module uses private parts of torch, which may change without notice, only where they save much
-time. If a torch version lacks a private part, the module uses a public alternative; where there is
-no alternative, a comment says so. The savings of CPU time in the comments are fractions of one
-training step of a process with two feature parties, a hidden layer of 16 units, and 32 rows.
+Private parts of torch may change without notice. If a torch version lacks a private part, the
+module uses a public alternative; where there is no alternative, a comment says so. The savings of
+CPU time in the comments are fractions of one training step of a process with two feature parties, a
+hidden layer of 16 units, and 32 rows.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Ledger:
         return [self._rows[key] for key in sorted(self._rows)]
 
     def bytes_by_party(self, direction: str) -> dict[str, int]:
-        """Return each party's wire bytes in one direction, without frames of handshakes."""
+        """Return each party's wire bytes in one direction, without the phase `CONTROL`."""
         totals: dict[str, int] = defaultdict(int)
         for row in self.rows():
             if row.direction == direction and row.phase != CONTROL:

@@ -1,8 +1,9 @@
 """Certificates and keys for the streams of sessions and for trial federations, and their renewal.
 
-The certificate of a session is valid as long as the session's hub (the label party's server) runs:
-a new certificate authority (CA) signs it once, and the CA's key is then deleted; the hub's private
-key stays in memory. The trial files allow a federation before an organisation issues its own
+The certificate of a session is valid for 30 days, and only the session's hub (the label party's
+server) uses it. A new certificate authority (CA) signs it, and the CA's key is then deleted; the
+hub's private key stays in memory, except for a moment in a temporary file that only its owner can
+read. The trial files allow a federation before an organisation issues its own
 certificates: a CA, a server certificate for the SuperLink, and one key pair for each SuperNode. If
 a new server certificate is signed by the same CA, the other parties need not do anything. A change
 of the CA takes two steps, so that no party loses its connection. First the label party adds the new

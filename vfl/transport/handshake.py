@@ -1,10 +1,9 @@
 """The handshake that opens a stream: a HELLO frame, answered by a WELCOME or an ERROR frame.
 
-Each of these frames contains one JSON object. Sender and receiver of a stream check the type and
-the size of every field before use, and ignore unknown keys, so that later versions of vfl may add
-keys. A greeting (HELLO or WELCOME frame) that breaks a rule raises a `ProtocolError`. The hub (the
-label party's server) checks the credentials of a greeting before it passes the greeting to the
-application.
+Each of these frames contains one JSON object. The receiver checks the type and the size of every
+field before use, and ignores unknown keys, so that later versions of vfl may add keys. A greeting
+(HELLO or WELCOME frame) that breaks a rule raises a `ProtocolError`. The hub (the label party's
+server) checks the credentials of a greeting before it passes the greeting to the application.
 """
 
 from __future__ import annotations
@@ -235,7 +234,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def _fields(record: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return these fields of a greeting, after a check of their types and sizes."""
+    """Return these fields of a greeting or its answer, after a check of their types and sizes."""
     for name in names:
         want, fits = _RULES[name]
         if not fits(record.get(name)):

@@ -2,7 +2,8 @@
 
 Clients that have not authenticated yet are limited by a `Front`, a rate limiter: each connection
 costs a token of its source address, and a failed greeting costs a few more tokens. If the source
-address has no token left, the hub closes the connection before it reads any byte; a party tries
+address has no token left, the hub closes the connection before it reads any byte; a party whose
+connection is closed in this way tries again automatically.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _TICK_S = 0.05
 _GREETING_LIMIT_BYTES = 2 * HANDSHAKE_LIMIT_BYTES
 #: Largest number of simultaneous handshakes; each handshake has a thread.
 _HANDSHAKES = 64
-#: Errors that a client without valid credentials can cause; `wait_all` raises only other errors,
-#: which admitted parties cause.
+#: Errors that a client without valid credentials can cause; the hub then takes further tokens of
+#: the client's source address.
 _UNAUTHENTICATED = (OSError, AuthenticationError, FrameError, ProtocolError)
 
 

@@ -27,7 +27,7 @@ SIGNATURE_BYTES, COUNT_BYTES, TAG_BYTES, NONCE_BYTES = 64, 8, 16, 12
 #: Bytes of an offer: an X25519 public key, the counter of the party's store, and one signature over
 #: both.
 OFFER_BYTES = PUBLIC_BYTES + COUNT_BYTES + SIGNATURE_BYTES
-#: Largest number of messages that may be encrypted with one key.
+#: Largest number of messages that may be encrypted with one key in one direction.
 _MESSAGES = 2**32
 
 

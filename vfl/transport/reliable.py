@@ -356,7 +356,8 @@ class TcpLink(_StreamLink):
             AuthenticationError: the session's name, the node, the token or the certificate is
                 wrong.
             UserError: the address is on another machine, and TLS is disabled.
-            DisagreementError, ConsentError, PeerFailedError: the hub refused this party.
+            DisagreementError, ConsentError, RolledBackError, PeerFailedError: the hub refused this
+                party.
             LostPeerError: no hub answered within the time limit for reconnecting.
         """
         if ca_pem is None and not plaintext:

@@ -64,8 +64,8 @@ class Stream:
 
     Args:
         connection: a connected socket; the TLS handshake may not be done yet.
-        limit_bytes: largest accepted payload in bytes; the owner of the stream may change this
-            limit between two frames.
+        limit_bytes: largest accepted payload in bytes, for all kinds or by kind; the owner of the
+            stream may change this limit between two frames.
 
     Attributes:
         inbox_limit_bytes: most bytes of unread frames, including a frame that has arrived partly;
