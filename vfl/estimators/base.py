@@ -235,6 +235,10 @@ def frame_of(
         y: labels, which are checked together with X in a training.
         reset: whether the estimator stores the names and the number of columns again.
         training: whether y is required; by default, y is required if `reset` is true.
+
+    Raises:
+        DataError: a frame has no rows or no columns, or its columns have no usable names.
+        ValueError: scikit-learn refuses the array or the number of labels.
     """
     training = reset if training is None else training
     if isinstance(X, pd.DataFrame):

@@ -1,8 +1,8 @@
 """Plan of a training with `[dp]`: its steps, rows, noise, privacy statement, and refused settings.
 
 Every party computes the same plan from the agreed terms and the number of training rows, so no
-message has to contain the plan. A key in the terms determines which rows a step uses; only the
-parties of the session have this key.
+message has to contain the plan. With Poisson sampling, a key in the terms determines which rows a
+step uses; the parties of the session and the operator of the SuperLink can read this key.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class Revealed:
         of: the party that the value describes, or "all" for a sum of all parties' cuts.
         phase: phase in which the party learned the value: "setup", "train" or "evaluate".
         times: number of exchanges in which the party learned the value.
-        values: number of disclosed numbers, over all exchanges.
+        values: number of disclosed numbers after decoding, over all exchanges; rows that a party
+            lacks are included.
     """
 
     observer: str

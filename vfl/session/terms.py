@@ -83,8 +83,9 @@ class DPTerms(DPSettings):
 
     Attributes:
         key: key from which the rows of each batch are drawn, 32 bytes as hexadecimal digits,
-            derived from the label party's secret. Only the parties of the session know this key,
-            because it determines which rows are in each batch; no card contains the key.
+            derived from the label party's secret. The key determines which rows are in each batch.
+            The parties of the session receive it in the session message, which the SuperLink's
+            operator can read, and store it with their parts of the run. No card contains the key.
         label_trains: whether the label party trains weights; if it does not (top "identity", and no
             columns of its own), only the other parties add noise.
     """

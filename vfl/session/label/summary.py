@@ -183,10 +183,10 @@ def test_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def revealed(terms: Terms, progress: Progress) -> list[Revealed]:
-    """List all values that the session disclosed besides the agreed terms: the leakage ledger.
+    """List the values that the session's exchanges disclosed: the leakage ledger.
 
     The list contains only kinds and numbers of values, which follow from the terms and the numbers
-    of exchanges and rows.
+    of exchanges and rows. It omits the handshake, digests, and sizes and times of messages.
     """
     mode = secure_mode.make(terms.secure)
     phases = (

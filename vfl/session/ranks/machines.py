@@ -369,6 +369,7 @@ def joined(party_file: Path, rank: int, say: Callable[[str], None]) -> Iterator[
         AuthenticationError: rank 0 has a different ranks' key, the session has fewer ranks, or
             another process with this rank's number is already connected.
         LostRankError: rank 0 has ended.
+        ProtocolError: rank 0 sent an unexpected message.
     """
     party = read_party_file(party_file)
     link = _reached(party, rank)
