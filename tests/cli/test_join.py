@@ -103,13 +103,14 @@ def test_what_the_sender_wrote_beyond_the_usual_is_shown(well, refused, received
     path.write_text(
         text.replace('device = "cpu"', 'device = "cpu"\nbottom = "theirs:Bottom"').replace(
             "max_width = 256", "max_width = 4096"
-        )
+        ).replace('id = "id"\n', 'id = "id"\npredict = "../other.csv"\n')
     )
     shown = json.loads(well("join", "bank", "--table", "bank.csv", "--json").out)["says"]
     assert shown == [
         "bottom = theirs:Bottom",
         "consent.members = lender",
         "consent.max_width = 4096",
+        "data.predict = ../other.csv",
     ]
     path.write_text(text.replace('"node.key"', '"../../elsewhere.key"'))
     (received / "node.key").unlink()
@@ -118,9 +119,12 @@ def test_what_the_sender_wrote_beyond_the_usual_is_shown(well, refused, received
     assert not list(received.parents[1].rglob("elsewhere.key"))
 
 
-def test_keys_that_came_with_the_folder_are_said_to_be_anothers(well, tmp_path):
+@pytest.mark.parametrize("missing", [None, "node.key", "identity.key"])
+def test_keys_that_came_with_the_folder_are_said_to_be_anothers(well, tmp_path, missing):
     write_organisations(tmp_path, "breast-cancer", rows=120)
     well("init", "loans", "--party", "bank")
+    if missing:
+        (tmp_path / "loans" / "bank" / missing).unlink()
     told = well("join", "loans/bank", "--table", "bank.csv")
     assert "keys that came with this folder" in told.out
 

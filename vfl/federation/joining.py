@@ -25,6 +25,8 @@ from vfl.session.secure_mode import third_party
 from vfl.session.store.identity import Identity
 from vfl.transport import fingerprint, node_key_pair, public_half
 
+#: Settings in the section [data] that name rows other than those of the table.
+_OTHER_ROWS = ("predict", "predict_query")
 #: Settings in the section [data] that do not depend on the table.
 _OF_ANY_TABLE = ("predict", "predict_query", "memory", "shape", "bins", "label")
 
@@ -35,8 +37,9 @@ class PublicKeys:
 
     Attributes:
         file: path of NAME.pub, which the party sends to the other parties.
-        whose: origin of the keys: "new" if they were just made, "own" if an earlier command made
-            them here, or "foreign" if they came with the folder, which had no NAME.pub.
+        whose: origin of the keys: "new" if they were just made; "foreign" if a key was in the
+            folder without NAME.pub, so that it came with the folder; or "own" if NAME.pub was there
+            as well, which an earlier command of this party writes.
         fingerprint: fingerprint of the keys; the sender and the receiver of the file compare the
             fingerprint by telephone.
     """
@@ -261,7 +264,7 @@ def make_keys(folder: Path) -> PublicKeys:
                 fix=f'set it to "{name}"',
             )
     whose: Literal["new", "own", "foreign"] = "new"
-    if node.exists() and identity.exists():
+    if node.exists() or identity.exists():
         whose = "own" if _public_file(party).exists() else "foreign"
     if not node.exists():
         write_bytes(node, node_key_pair()[0])
@@ -289,7 +292,10 @@ def write_public(party: PartyFile, whose: Literal["new", "own", "foreign"] = "ne
 
 
 def unusual(party: PartyFile) -> list[str]:
-    """Return the settings that differ from vfl's defaults; the file's owner checks them."""
+    """Return the settings that differ from vfl's defaults; the file's owner checks them.
+
+    Of the settings in [data], these are the ones that name other rows than those of the table.
+    """
     said = party.model_dump(mode="json", exclude={"party", "role", "data"})
     node = {"superlink": party.node.superlink, "api_port": party.node.api_port}
     whose = {"party": party.party, "role": party.role, "data": party.data, "node": node}
@@ -302,6 +308,9 @@ def unusual(party: PartyFile) -> list[str]:
             found += [f"{key} = {_shown(one)}" for key, one in more.items()]
         elif value != plain:
             found.append(f"{name} = {_shown(value)}")
+    for name in _OTHER_ROWS:
+        if party.data is not None and (value := getattr(party.data, name)) is not None:
+            found.append(f"data.{name} = {_shown(value)}")
     return found
 
 

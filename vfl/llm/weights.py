@@ -324,5 +324,6 @@ class WeightStore:
             raise RunFolderError(
                 "shared weights have a different size",
                 where=os.fspath(path),
-                fix="run vfl llm restored FOLDER, and deal again",
+                fix="remove setup.json from this party's store, and deal again: the parties then "
+                "share the weights again",
             )
