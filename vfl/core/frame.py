@@ -18,7 +18,7 @@ cut-layer width and rows in the handshake, so frames do not repeat them.
 
 A `Link` is one party's end of an ordered, authenticated stream of frames between two parties. The
 label party has one link for each feature party (`vfl.transport.hub`, which hides reconnections).
-Only `vfl.transport` uses sockets; the code of a protocol receives a `Link` as an argument.
+The code of a protocol uses no socket: it receives a `Link` of `vfl.transport` as an argument.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Public choices, such as batch order and splits, derive from the run's seed, which every party has.
 Draws that protect data, such as noise, derive from a `Secret`, which one party owns and no message
-contains. A function changes torch's global generator only inside a `scoped` block. If the process
-also calls `use_one_thread`, a run gives the same bits each time.
+contains. A training uses torch's global generator only inside `scoped` blocks. If the process also
+calls `use_one_thread`, a run gives the same bits each time.
 """
 
 from __future__ import annotations

@@ -189,6 +189,7 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
 
     Raises:
         RunFolderError: another process still holds the lock after the waiting time.
+        StorageError: the folder or its lock file cannot be written.
     """
     with writing(folder):
         private_folder(folder)

@@ -1,6 +1,6 @@
 """Arithmetic on secret shares: ring elements, one-time pads, and protocols over the caller's links.
 
-The package vfl.mpc opens no network socket and contains no model. Users call `private`, or set a
+The package vfl.mpc opens no network socket: callers pass links. Users call `private`, or set a
 secure mode in an experiment file. docs/mpc.md states what each party learns.
 
     engine, numbers, shares  one engine of shares: opening, product, truncation, of a number system
@@ -10,7 +10,7 @@ secure mode in an experiment file. docs/mpc.md states what each party learns.
     three_party/             two holders and a third party that also evaluates functions
     many/                    2 to 8 holders; shares with MACs
     secure_dpsgd             DP-SGD on shares, a program of `many`
-    secure/                  the secure modes of a session: sum, beaver, permuted, pea
+    secure/                  secure modes of a session: sum, beaver, permuted, pea
 
 `vfl.llm` contains the protocol of chapter 6 of the split-learning thesis, in which the third party
 only deals random numbers in advance.

@@ -51,10 +51,10 @@ class Rules:
 
     Attributes:
         mode: "thesis" is the protocol of chapter 5 as the thesis prints it, with errors in print
-            corrected. "fast" opens each tensor only once, in both directions at the same time. Fast
+            corrected. "fast" opens each tensor only once, in all directions at the same time. Fast
             mode sends P2 products that are not yet divided, and sends only 40 bits of permuted
-            shares (64 if `bits` is below 21). Fast mode also requests a function's value and its
-            derivative together.
+            shares (64 if `bits` is below 21, or for functions of positive numbers). In training,
+            fast mode also requests a function's value and its derivative together.
         bits: number of fraction bits of shared values; 0 stands for 21 in fast mode, and 23 in
             thesis mode.
         magnitude_bits: values that the parties truncate must be below 2 to the power of this number

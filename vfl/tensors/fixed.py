@@ -84,7 +84,7 @@ class FixedPrecisionTensor(ChainTensor):
             raise UserError(
                 "one operation cannot combine a pointer and a shared tensor",
                 got=repr(value),
-                fix="share it: pointer.fix_precision().share(...)",
+                fix="share it: vfl.tensors.fix_precision(pointer).share(...)",
             )
         if isinstance(value, Tensor) and not isinstance(value, ChainTensor):
             bits = self.precision if value.dtype.is_floating_point else 0
@@ -218,6 +218,6 @@ def public(values: Tensor, bits: int, precision: int) -> FixedPrecisionTensor:
     """Encode public values with a given number of fraction bits.
 
     Raises:
-        RingRangeError: a value does not fit into the ring.
+        RingRangeError, NonFiniteError: a value does not fit into the ring, or is not finite.
     """
     return FixedPrecisionTensor(Here(elements_of(values, bits, precision)), bits, precision)

@@ -102,7 +102,7 @@ class Party:
             values: the values at their owner; None at the other parties.
 
         Raises:
-            RingRangeError: a value does not fit into the ring.
+            RingRangeError, NonFiniteError: a value does not fit into the ring, or is not finite.
         """
         own = values if self._session.member.role == owner else None
         elements = None if own is None else elements_of(own, self.bits)

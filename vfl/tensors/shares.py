@@ -278,7 +278,7 @@ def elements_of(
             disclose a value.
 
     Raises:
-        RingRangeError: a value does not fit, and `hidden` is false.
+        RingRangeError, NonFiniteError: a value does not fit or is not finite; `hidden` is false.
     """
     room = ELEMENT_BITS - 2 - 2 * (bits if precision is None else precision)
     if hidden:

@@ -86,7 +86,7 @@ def packed(message: Any, ref: Callable[[Any], int | None] = lambda value: None) 
             "a value of this kind cannot be sent to a worker",
             got=type(value).__name__,
             want="tensors of floats, whole numbers or booleans, numbers, texts and slices",
-            fix="send a tensor first: tensor.send(worker)",
+            fix="send a tensor first: vfl.tensors.send(tensor, worker)",
         )
 
     text = json.dumps(of(message), separators=(",", ":")).encode()

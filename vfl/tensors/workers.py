@@ -693,7 +693,7 @@ class Worker:
                 "an operand is not at the worker",
                 where=self.name,
                 got="a local or shared tensor",
-                fix=f"send it first: tensor.send({self.name})",
+                fix=f"send it first: vfl.tensors.send(tensor, {self.name})",
             )
         if isinstance(value, list | tuple):
             return type(value)(self._real(each, used) for each in value)

@@ -1,7 +1,7 @@
 """Links between parties: within one process, or over TLS connections that reconnect.
 
-Only this package opens network connections between parties. The code of a protocol never names a
-class of this package; it receives an object with the interface `Link`.
+Only this package opens the streams between parties. The code of a protocol names no class of this
+package; it receives an object with the interface `Link`.
 """
 
 from vfl.transport.certificates import (

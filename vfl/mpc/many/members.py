@@ -281,6 +281,7 @@ class Member(BitEngine):
 
         Raises:
             RingRangeError: a value does not fit into the ring.
+            NonFiniteError: a value is NaN or infinite.
         """
         number, bits = self.next_number(), self.bits if bits < 0 else bits
         own = None
@@ -399,7 +400,8 @@ class Member(BitEngine):
         Raises:
             WidthError: there are too few values for a permutation to hide the positions of the
                 values.
-            RingRangeError: a result of the function does not fit into the ring.
+            RingRangeError, NonFiniteError: at the dealer, a result of the function does not fit
+                into the ring.
         """
         number, count = self.next_number(), shared.share.numel()
         bits = self.bits if bits < 0 else bits

@@ -96,7 +96,8 @@ def intersect(
         values: P1's standardised columns, axes (ids, columns), at P1; None elsewhere.
 
     Raises:
-        BadOptionError: a party has more ids than `pad`, or cuckoo hashing finds no arrangement.
+        BadOptionError: a party has more ids than `pad`, cuckoo hashing finds no arrangement, or P1
+            can build no table.
     """
     if ids is not None and len(ids) > pad:
         raise BadOptionError(

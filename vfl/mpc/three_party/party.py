@@ -252,6 +252,7 @@ class Party(Engine, ABC):
 
         Raises:
             RingRangeError: a value does not fit into the ring.
+            NonFiniteError: a value is NaN or infinite.
         """
         rules, bits = self.rules, self.rules.bits if bits < 0 else bits
         if scale and values is not None:
