@@ -55,6 +55,16 @@ def test_a_name_is_bound_once(ledger, mode, change):
     assert ledger.entries() == before
 
 
+def test_an_error_names_only_the_settings_that_a_name_is_bound_to(ledger):
+    ledger.begin(terms_of())
+    ledger.end("one", WEIGHTS)
+    compared = {"beside": ("two",)}
+    ledger.begin(terms_of("evaluate").model_copy(update=compared))
+    with pytest.raises(DisagreementError) as caught:
+        ledger.begin(terms_of("evaluate", seed=1).model_copy(update=compared))
+    assert (caught.value.got, caught.value.want) == ("seed 1", "seed 0")
+
+
 def test_a_resume_finds_the_same_nonce_and_another_name_another(ledger):
     first = ledger.begin(terms_of())
     assert ledger.begin(terms_of()).nonce == first.nonce

@@ -70,6 +70,8 @@ _SHOWN, _SHOWN_KIND = ".shown", "rows of exact statistics"
 _ROUNDING = 1e-9
 _DAY, _DAY_S, _PATIENCE_S = "alignments", 24 * 3600.0, 60.0
 _HEX = r"^[0-9a-f]{64}$"
+#: Settings that sessions under one run name may choose differently.
+_UNBOUND = ("mode", "serving", "beside", "explained", "version")
 State = Literal["open", "ended", "lost"]
 
 
@@ -735,7 +737,7 @@ class SessionLedger(Spending[Entry]):
 
     def _check(self, entry: Entry, terms: Terms, start: int | None) -> None:
         if not hmac.compare_digest(entry.terms, binding_of(terms)):
-            got, want = differing(_settings(terms), entry.settings)
+            got, want = differing(_settings(terms), _bound_only(entry.settings))
             raise DisagreementError(
                 f"the name '{terms.run}' is bound to another session at party '{self.party}'",
                 where="ledger of sessions",
@@ -791,7 +793,7 @@ def _outcome(error: BaseException) -> str:
 
 def binding_of(terms: Terms) -> str:
     """Return the digest of the terms to which a run name is bound."""
-    return terms.digest("mode", "serving", "beside", "explained", "version")
+    return terms.digest(*_UNBOUND)
 
 
 def notes(terms: Terms, party: str) -> bool:
@@ -850,8 +852,11 @@ def _bound(terms: Terms, party: str, now: str) -> Entry:
 
 
 def _settings(terms: Terms) -> dict[str, str]:
-    content = terms.settings()
-    return {name: value for name, value in content.items() if name not in ("mode", "version")}
+    return _bound_only(terms.settings())
+
+
+def _bound_only(settings: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in settings.items() if name not in _UNBOUND}
 
 
 def _no_training(terms: Terms, party: str) -> DisagreementError:
