@@ -163,6 +163,22 @@ def test_who_lies_about_what_it_met_refuses_and_changes_nothing(tmp_path):
     shop.admit("bank", bank.announce())
 
 
+def test_a_doubt_stays_until_a_restore_is_declared(tmp_path):
+    bank = Witness(tmp_path / "bank", "bank")
+    count = bank.announce()
+    with pytest.raises(RolledBackError) as first:
+        bank.require(count + 2 * BLOCK, "party 'shop'")
+    assert first.value.got == f"{count + BLOCK} on disk"
+    assert first.value.want == f"at least {count + 2 * BLOCK}, which party 'shop' knows"
+    for _ in range(3):
+        bank.announce()
+    with pytest.raises(RolledBackError) as later:
+        bank.require(0, "party 'shop'")
+    assert later.value.want.startswith("a declared loss, because party 'shop' knew")
+    bank.restored(0.0)
+    bank.require(0, "party 'shop'")
+
+
 def test_a_store_that_was_put_back_goes_on_once_its_party_says_so(tmp_path):
     """Trainings under way end, all of max_epsilon counts as spent, and peers let it in."""
     one = SessionLedger(tmp_path / "any", "bank").begin(terms_of()).epsilon

@@ -148,7 +148,10 @@ class Witness:
         elif peer not in now.doubted:
             return
         met = max(known, now.doubted.get(peer, 0))
-        raise self._went_back(self._party, now.count, met, peer)
+        want = f"at least {met}, which {peer} knows"
+        if now.count >= met:  # the counter has increased since the peer reported its number
+            want = f"a declared loss, because {peer} knew {met} when the counter was smaller"
+        raise self._went_back(self._party, f"{now.count} on disk", want)
 
     def reserve(self, count: int) -> None:
         """Write a larger counter to disk before any peer can learn the new value."""
@@ -164,7 +167,8 @@ class Witness:
 
         def change(now: Counts) -> dict[str, Any]:
             if count <= (known := now.peers.get(peer, 0)):
-                raise self._went_back(peer, count, known, f"party '{self._party}'")
+                want = f"more than {known}, which party '{self._party}' knows"
+                raise self._went_back(peer, f"{count}, as the party announced", want)
             return {"peers": {**now.peers, peer: count}}
 
         self._change(change)
@@ -220,12 +224,12 @@ class Witness:
                 write_sealed_json(self._path, record, self._seal)
         return after
 
-    def _went_back(self, party: str, count: int, known: int, witness: str) -> RolledBackError:
+    def _went_back(self, party: str, got: str, want: str) -> RolledBackError:
         return RolledBackError(
             f"the store of party '{party}' was restored from an earlier copy",
             where=f"store counter of party '{party}'",
-            got=f"{count}, as the party announced",
-            want=f"more than {known}, which {witness} knows",
+            got=got,
+            want=want,
             fix=f"restore the newest store at party '{party}'; if it is lost, that party declares "
             f"the loss by {self._command}; docs/backups.md explains the consequences",
         )
