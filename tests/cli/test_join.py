@@ -101,9 +101,9 @@ def test_what_the_sender_wrote_beyond_the_usual_is_shown(well, refused, received
     path = received / "party.toml"
     text = path.read_text()
     path.write_text(
-        text.replace('device = "cpu"', 'device = "cpu"\nbottom = "theirs:Bottom"').replace(
-            "max_width = 256", "max_width = 4096"
-        ).replace('id = "id"\n', 'id = "id"\npredict = "../other.csv"\n')
+        text.replace('device = "cpu"', 'device = "cpu"\nbottom = "theirs:Bottom"')
+        .replace("max_width = 256", "max_width = 4096")
+        .replace('id = "id"\n', 'id = "id"\npredict = "../other.csv"\n')
     )
     shown = json.loads(well("join", "bank", "--table", "bank.csv", "--json").out)["says"]
     assert shown == [
