@@ -9,8 +9,11 @@ from sklearn.metrics import roc_auc_score
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import RunFolderError
+from vfl.experiments import GridFolder
 from vfl.experiments.pages import build_report, glance
+from vfl.experiments.scheduler import rows_of
 from vfl.experiments.study import plan_study, run_study, train_alone
+from vfl.experiments.training import DataCache, about_rows
 from vfl.experiments.value import alone_scores
 from vfl.training.run import load_data, train
 
@@ -139,3 +142,27 @@ def test_a_label_party_without_columns_has_no_model_alone(vfl, tmp_path):
     done = vfl("train", "x.toml")
     assert done.code == 0, done.err
     assert "joining" not in done.out
+
+
+def test_networks_beside_trees_are_trained_on_standardised_columns(tmp_path):
+    income = np.random.default_rng(0).normal(50_000, 20_000, 200).round()
+    frame = pd.DataFrame({"income": income, "debt": income[::-1], "label": income > 50_000})
+    frame.to_csv(tmp_path / "loans.csv", index=False)
+    about = {
+        "data": {"source": str(tmp_path / "loans.csv")},
+        "label": {"column": "label"},
+        "parties": {"bank": {"columns": ["income"]}, "shop": {"columns": ["debt"]}},
+        "secure": "trees",
+    }
+    study = plan_study("value", Experiment.model_validate(about))
+    folder, cache = GridFolder(tmp_path / "study"), DataCache()
+    folder.write(study.experiment, study.cells, "vfl value")
+    for cell in study.cells:
+        mean = cache.of(rows_of(folder, cell))["bank"].inputs.mean()
+        assert bool(mean > 10_000) is (cell.experiment.secure == "trees"), cell.title
+
+
+def test_data_of_another_split_are_loaded_anew():
+    whole = Experiment.model_validate(ABOUT | {"data": {"source": "table.csv"}})
+    train = whole.train.model_copy(update={"shuffle": "blocks"})
+    assert about_rows(whole) != about_rows(whole.model_copy(update={"train": train}))

@@ -28,8 +28,8 @@ _UNDEFENDED = "none"
 _HONEST = "none"
 _BASELINES: tuple[Baseline, ...] = ("scratch", "scratch_unlabelled", "raw", "pca", "random")
 
-#: Attacks that each take about a second on ten thousand rows; the first two kinds come from the
-#: thesis on split learning (2025).
+#: Attacks that each take about a second on ten thousand rows; "fine_tuning" and "kmeans" come from
+#: the thesis on split learning (2025).
 LIGHT = (
     "fine_tuning",
     "logistic",
@@ -38,7 +38,8 @@ LIGHT = (
     "fine_tuning:at=before",
     "kmeans",
 )
-#: Attacks of `LIGHT`, and attacks that use unlabelled rows, the inputs, or the bottom model itself.
+#: Attacks of `LIGHT`, and slower attacks, most of which use unlabelled rows, inputs of the bottom
+#: model or of its last layer, or the bottom model itself.
 HEAVY = (
     *LIGHT,
     "logistic:at=bottom",

@@ -266,7 +266,7 @@ def chosen(cells: Sequence[Cell], words: str) -> list[Cell]:
         raise ConfigError(
             "no cell has this name",
             got=words,
-            want="whole words of a line that --dry-run prints",
+            want="whole words of a title that --dry-run prints",
         )
     return found
 

@@ -245,8 +245,8 @@ def _queried(model: Crossings, party: str, loader: Iterable[Any]) -> _Seen:
     """Query the module with every row of a loader.
 
     Raises:
-        DataError: a batch does not have one label per row, or a cut does not have one row per input
-            row.
+        DataError: the loader returns no batch, a batch does not have one label per row, or a cut's
+            number of rows is no multiple of the batch's.
     """
     seen = _Seen()
     device = device_of(model)

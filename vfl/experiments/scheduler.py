@@ -292,12 +292,12 @@ class Worker(Protocol):
 def rows_of(folder: GridFolder, cell: Cell) -> Experiment:
     """Return the experiment whose data a cell loads.
 
-    In a value study this is the study's experiment, because a stand-in party replaces the study's
-    parties in some cells.
+    In a value study this is the study's experiment with the cell's seed, [data] and secure mode,
+    because a stand-in party replaces the study's parties in some cells.
     """
     if folder.kind != "value":
         return cell.experiment
-    own = {"seed": cell.experiment.seed, "data": cell.experiment.data}
+    own = {name: getattr(cell.experiment, name) for name in ("seed", "data", "secure")}
     return folder.experiment().model_copy(update=own)
 
 

@@ -23,7 +23,7 @@ from vfl.core.seeds import Secret
 from vfl.core.storage import stamp
 from vfl.datasets import PartyData
 from vfl.experiments.cells import Cell, GridFolder
-from vfl.session import CHECKPOINTS, Adversary, FeatureEnd
+from vfl.session import CHECKPOINTS, Adversary, FeatureEnd, secure_mode
 from vfl.session.schedule import QUERY_ROWS
 from vfl.session.secure_mode import shared_bottom_error
 from vfl.training.local import LocalSession
@@ -98,8 +98,9 @@ def about_rows(experiment: Experiment) -> str:
     own = {"width", "bottom"}
     parties = {name: one.model_dump(exclude=own) for name, one in experiment.parties.items()}
     label = experiment.label.model_dump(exclude={"top", "class_weight", "calibration"})
-    unaligned = defenses.make(experiment.defense).unaligned
-    about = [experiment.seed, experiment.data.model_dump(), parties, label, unaligned]
+    mode, defense = secure_mode.make(experiment.secure), defenses.make(experiment.defense)
+    how = [mode.divides_rows, mode.reads_cells, defense.unaligned, experiment.train.split_rows]
+    about = [experiment.seed, experiment.data.model_dump(), parties, label, how]
     return json.dumps(about, sort_keys=True)
 
 
