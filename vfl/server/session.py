@@ -196,7 +196,7 @@ def _serve(
     simulation: bool,
     today: Collection[str] | None,
 ) -> None:
-    """Serve a run, then each run to which clients ask to switch.
+    """Serve a run, then each run to which `vfl promote` asks to switch.
 
     If a switch fails, keep the current run.
     """
@@ -425,7 +425,8 @@ class LabelSession:
     def _goes_on(self, error: VFLError, said: str) -> str:
         """Print why a service waits, unless the same reason was printed last; return the reason."""
         if error.what != said:
-            self.say(f"{error.what}; the service continues when all parties are connected again")
+            who = "a party is" if self._partial else "all parties are"
+            self.say(f"{error.what}; the service continues when {who} connected again")
         return error.what
 
     def _start(self, most: int | None) -> int:

@@ -253,7 +253,9 @@ class WholeNetwork(Protocol):
     def begin(
         self, weights: Mapping[str, Tensor] | None, state: Mapping[str, Any] | None = None
     ) -> None:
-        """Agree with the other parties on the computation, then secret-share rows and targets.
+        """Agree with the other parties on the computation.
+
+        A secret-shared network then shares the rows and targets.
 
         Args:
             weights: weights that `weights` returned after an earlier training; None trains new

@@ -188,7 +188,7 @@ class ServingParty:
         return any(-1 in link.filenos() for link in self._links.values())
 
     def begin(self, rows: np.ndarray) -> None:
-        """Send a query for some rows to every party; `answer` must return before the next call.
+        """Send a query for some rows to every present party; call `answer` before the next query.
 
         Args:
             rows: positions of the rows, ascending; at most `QUERY_ROWS` of them. A query without

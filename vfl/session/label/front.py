@@ -17,8 +17,8 @@ from vfl.datasets.table import Classes
 from vfl.session.drift import Drift
 from vfl.session.label.asking import ServingParty
 
-#: Seconds between two checks whether a client requested another run, and whether the present run
-#: has ended.
+#: Seconds between two checks whether `vfl promote` requested another run, and whether the present
+#: run has ended.
 _LOOK_S = 0.1
 #: Longest wait in seconds for the end of the replaced run's session, before the service handles the
 #: next requested run.
@@ -81,9 +81,9 @@ class ServingFront:
         raise NotImplementedError
 
     def following(self) -> Path | None:
-        """Return the folder of a run to which a client asks to switch, once per request.
+        """Return the folder of a run to which `vfl promote` asks to switch, once per request.
 
-        The result is None if no client has asked.
+        The result is None without such a request.
         """
         raise NotImplementedError
 
@@ -100,7 +100,7 @@ class ServingFront:
         raise NotImplementedError
 
     def refused(self, run: str, error: VFLError) -> None:
-        """Answer the client that requested this run with the reason why the run is not served."""
+        """Report to `vfl promote`, which requested this run, why the run is not served."""
         raise NotImplementedError
 
     def play(self, serving: ServingParty) -> None:
@@ -120,9 +120,9 @@ class ServingFront:
         raise NotImplementedError
 
     def lost(self, error: VFLError) -> bool:
-        """After a party was lost, answer requests with an error until all parties have returned.
+        """Return whether the caller should restart a session that ended with this error.
 
-        The result is whether the caller should wait for the parties and restart the session.
+        Until a session runs again, the service answers requests with an error.
         """
         raise NotImplementedError
 
@@ -177,7 +177,7 @@ def serve_in_turn(
     opened: Callable[[Path], Play],
     say: Callable[[str], object],
 ) -> list[str]:
-    """Serve a run, then each run to which clients ask to switch, without interruption.
+    """Serve a run, then each run to which `vfl promote` asks to switch, without interruption.
 
     The session of the next run begins while the present run still answers. When the next run can
     answer rows, it replaces the present run; if it fails before, the service continues with the
