@@ -105,7 +105,7 @@ def test_who_sees_what():
         ({"secure": "sum", "merge": "sum"}, "columns", "partial"),
         ({"secure": "beaver"}, "labels", "proven"),
         ({"dp": {"epsilon": 8}}, "records", "proven"),
-        ({"defense": "split_guard"}, "inputs", "measured"),
+        ({"defense": "split_guard"}, "inputs", "partial"),
         ({}, "lengths", "proven"),
         ({"secure": "trees"}, "labels", "partial"),
         ({"secure": "trees"}, "columns", "open"),
