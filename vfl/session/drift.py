@@ -1,8 +1,8 @@
 """Drift: compares the rows that a service queries with the training rows, bin by bin.
 
 The edges of bins are quantiles of a party's own columns, so they are stored only in the party's own
-folder. The metrics of a service contain only names of columns, stability indices, numbers of bins,
-and numbers of rows.
+folder. About drift, the metrics of a service contain only names of columns, stability indices,
+numbers of bins, and numbers of rows.
 """
 
 from __future__ import annotations

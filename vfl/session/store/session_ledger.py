@@ -800,10 +800,11 @@ def notes(terms: Terms, party: str) -> bool:
     """Return whether a party needs a journal of its messages, because it draws protective numbers.
 
     A party draws protective numbers if a defense promises privacy or changes the party's messages,
-    or if the codec chooses at random. The masks and shares of a secure mode are new in every
-    attempt, and need no journal. The noise that is hidden by these masks needs a journal, so the
-    journal contains digests of the content before masking. Evaluations and predictions never send
-    an exchange again, so they need no journal; the ledger counts them.
+    or if the party encodes cuts with a codec that chooses at random. The masks and shares of a
+    secure mode are new in every attempt, and need no journal. The noise that is hidden by these
+    masks needs a journal, so the journal contains digests of the content before masking.
+    Evaluations and predictions never send an exchange again, so they need no journal; the ledger
+    counts them.
     """
     if terms.mode != "train" or party == rules.dealer(terms):
         return False
