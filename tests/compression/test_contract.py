@@ -112,7 +112,7 @@ def test_the_contract_finds_queries_whose_lengths_differ(monkeypatch):
     contract = TestRegisteredCodecs()
     for spec in ("topk:k=3,values=4,packer=range,pad=no", "relu:packer=bitmap,pad=no"):
         with pytest.raises(AssertionError, match="the length of a query discloses"):
-            contract.test_the_length_of_a_query_tells_its_shape_alone(spec)
+            contract.test_query_length_discloses_only_its_shape(spec)
 
 
 def test_naming_the_contracts_loads_no_torch():

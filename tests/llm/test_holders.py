@@ -100,4 +100,4 @@ class TestProtocols(HolderContract):
 class TestMix(HolderContract):
     protocols = {"mix": two("fast", EYES, mix, MIXED, 0.03)}  # noqa: RUF012
     #: A lie of the right form is not found; predictions say so in a tenth of the messages.
-    test_a_lie_in_the_right_form = None
+    test_well_formed_false_message_is_detected_by_macs = None

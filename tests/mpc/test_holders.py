@@ -299,7 +299,7 @@ class TestProtocols(HolderContract):
 class TestSigns(HolderContract):
     protocols = {"many: signs": SIGNS}  # noqa: RUF012
     #: Without MACs nothing is found: a product says so of the same openings in a tenth of the time.
-    test_a_lie_in_the_right_form = None
+    test_well_formed_false_message_is_detected_by_macs = None
 
 
 def test_every_mode_of_a_session_is_under_the_contract():

@@ -295,7 +295,7 @@ def test_defenses_stay_finite_at_the_ends_of_their_options():
         if ":epochs=" in spec and not spec.endswith(":epochs=1"):
             continue  # more of the same
         contract = two_classes() if spec.startswith("marvell") else DefenseContract()
-        contract.test_a_training_goes_through_its_hooks(spec)
+        contract.test_hooks_keep_shapes_and_are_reproducible(spec)
         for stated in DEFENSES.make(spec).privacy():
             assert stated.epsilon is None or math.isfinite(stated.epsilon)
 
@@ -308,4 +308,4 @@ def test_codecs_stay_finite_at_the_ends_of_their_options():
         except SpecError:
             continue
         for training in (True, False):
-            contract.test_a_cut_and_its_gradient_travel(spec, training)
+            contract.test_cut_and_gradient_round_trip(spec, training)

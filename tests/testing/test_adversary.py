@@ -11,7 +11,7 @@ from vfl.core.errors import NotGrantedError
 from vfl.testing import AdversaryContract
 
 REFUSED = (AssertionError, NotGrantedError, pytest.fail.Exception)
-RESUMED = "test_a_training_that_is_resumed_ends_as_one_that_was_not"
+RESUMED = "test_resumed_training_gives_the_same_weights"
 TESTS = [name for name in dir(AdversaryContract) if name.startswith("test_")]
 
 
@@ -244,7 +244,7 @@ def test_those_that_all_are_made_of_are_sound(broken, test, tmp_path):
     getattr(AdversaryContract(), test)("broken", *([tmp_path] if test == RESUMED else []))
 
 
-TRAINING = "a_training_differs_and_is_repeatable"
+TRAINING = "training_is_changed_and_reproducible"
 BROKEN = [
     (Idle, TRAINING, "it changes nothing"),
     (Spontaneous, TRAINING, "not repeatable"),
@@ -257,24 +257,24 @@ BROKEN = [
     (Overhearing, TRAINING, "received changed its inputs in place"),
     (Inventive, TRAINING, "the adversary returned a label of no class"),
     (Unequipped, TRAINING, "optimizer gave none"),
-    (Misplaced, "it_has_hooks_of_its_own_side_only", "cut never runs at a label party"),
-    (Vague, "every_grant_it_names_is_used", "DID NOT RAISE"),
+    (Misplaced, "hooks_of_other_parties_are_not_defined", "cut never runs at a label party"),
+    (Vague, "every_declared_grant_is_used", "DID NOT RAISE"),
     (Greedy, TRAINING, "not granted"),
     (Burglar, TRAINING, "evidence that was not granted to the adversary changes its result"),
     (Reseeding, TRAINING, "changed: torch"),
     (Rolling, TRAINING, "changed: random"),
     (Normalising, TRAINING, "leaked.inputs"),
-    (Invisible, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "lacks the trigger"),
-    (Smearing, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "in place"),
-    (Restless, "a_trigger_marks_every_row_and_leaves_what_it_is_given_alone", "each time"),
-    (Terse, "what_it_finds_out_has_the_form_of_its_goal", "unexpected shape"),
+    (Invisible, "trigger_marks_every_row_of_a_copy", "lacks the trigger"),
+    (Smearing, "trigger_marks_every_row_of_a_copy", "in place"),
+    (Restless, "trigger_marks_every_row_of_a_copy", "each time"),
+    (Terse, "result_has_the_form_of_its_goal", "unexpected shape"),
 ]
 
 
 def test_the_adversary_that_happens_to_be_first_is_no_worse(monkeypatch):
     monkeypatch.setattr(ADVERSARIES, "_members", {"loading": Loading})
     monkeypatch.setattr(Loading, "loaded", False)
-    AdversaryContract().test_a_training_differs_and_is_repeatable("loading")
+    AdversaryContract().test_training_is_changed_and_reproducible("loading")
 
 
 def test_every_test_of_the_contract_finds_something():

@@ -165,11 +165,11 @@ def test_the_attack_that_all_are_made_of_is_sound(monkeypatch, test):
 def test_the_attack_that_happens_to_run_first_is_no_worse(monkeypatch):
     monkeypatch.setattr(ATTACKS, "_members", {"loading": Loading})
     monkeypatch.setattr(Loading, "loaded", False)
-    AttackContract().test_it_wins_where_it_must_and_leaves_all_else_alone("loading")
+    AttackContract().test_attack_succeeds_on_a_leaking_victim_without_side_effects("loading")
 
 
-WINS = "it_wins_where_it_must_and_leaves_all_else_alone"
-GUESS = "it_stays_at_its_guess_where_nothing_leaks"
+WINS = "attack_succeeds_on_a_leaking_victim_without_side_effects"
+GUESS = "attack_only_guesses_if_nothing_leaks"
 BROKEN = [
     (Guessing, WINS, "accuracy 0"),
     (Clairvoyant, GUESS, "it beats its guess"),
@@ -177,7 +177,7 @@ BROKEN = [
     (OneRowLess, WINS, "a guess has an unexpected shape"),
     (Doubles, WINS, "a guess has an unexpected type"),
     (NotFinite, WINS, "holds NaN"),
-    (Vague, "every_grant_it_names_is_used", "DID NOT RAISE"),
+    (Vague, "every_declared_grant_is_used", "DID NOT RAISE"),
     (Greedy, WINS, "not granted"),
     (Reading, WINS, "not granted"),
     (Burglar, WINS, "evidence that the attack was not granted changes its guess"),

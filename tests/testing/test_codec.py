@@ -220,38 +220,38 @@ def test_the_codec_that_all_are_made_of_is_sound(broken, test):
     run(test)
 
 
-TRAVEL = "a_cut_and_its_gradient_travel"
+TRAVEL = "cut_and_gradient_round_trip"
 BROKEN = [
     (Doubles, TRAVEL, "decoded torch.float64"),
     (Flat, TRAVEL, "decoded .*sent"),
     (Idealised, TRAVEL, "`simulate` differs from the decoded frame"),
     (Unrepeatable, TRAVEL, "the same cut and context produced other bytes"),
-    (OnlyBytes, "any_bytes_like_payload_is_read_alike", "not bytes"),
+    (OnlyBytes, "all_bytes_like_payloads_decode_alike", "not bytes"),
     (Remembering, TRAVEL, "`kept` differs from the values"),
     (InPlace, TRAVEL, "encode changed the cut"),
     (OfTheGlobalGenerator, TRAVEL, "changed: torch"),
-    (BatchScaled, "a_prediction_does_not_depend_on_its_batch", "depends on its batch"),
+    (BatchScaled, "prediction_does_not_depend_on_its_batch", "depends on its batch"),
     (
         WithoutTrailingZeros,
-        "the_length_of_a_query_tells_its_shape_alone",
+        "query_length_discloses_only_its_shape",
         "the length of a query discloses",
     ),
-    (Overflowing, "extreme_cuts_survive", ".*"),
+    (Overflowing, "extreme_values_round_trip", ".*"),
     (Padded, TRAVEL, "a payload is above its limit"),
     (Unchecked, "malformed_payloads_are_refused_or_harmless", ".*"),
     (Trusting, "malformed_payloads_are_refused_or_harmless", ".*"),
     (Forgetful, "state_survives_a_checkpoint", "was not restored"),
-    (HalfForgetful, "both_ends_stay_together_and_resume", "was not restored"),
-    (Positional, "positions_are_used_or_ignored", "does not declare"),
-    (Nameless, "positions_are_used_or_ignored", "accepted a batch without"),
-    (Widening, "its_modules_loss_and_formula_fit_the_cut", "not have the width"),
-    (RowLosses, "its_modules_loss_and_formula_fit_the_cut", "not a scalar"),
-    (Percent, "its_modules_loss_and_formula_fit_the_cut", "not a ratio to dense"),
+    (HalfForgetful, "both_ends_stay_synchronised_and_resume", "was not restored"),
+    (Positional, "row_positions_are_required_or_ignored", "does not declare"),
+    (Nameless, "row_positions_are_required_or_ignored", "accepted a batch without"),
+    (Widening, "module_loss_and_ratio_fit_the_cut", "not have the width"),
+    (RowLosses, "module_loss_and_ratio_fit_the_cut", "not a scalar"),
+    (Percent, "module_loss_and_ratio_fit_the_cut", "not a ratio to dense"),
 ]
 
 
 #: What only a machine with a card finds.
-BROKEN_ON_A_CARD = [(OfTheProcessor, "a_card_sends_the_same_bytes", "convert cuda")]
+BROKEN_ON_A_CARD = [(OfTheProcessor, "gpu_sends_the_same_bytes", "convert cuda")]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no graphics card here")

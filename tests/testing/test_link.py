@@ -92,8 +92,8 @@ BROKEN = [
     (Padding, "empty_payload"),
     (Cutting, "large_payload"),
     (WholeBuffers, "memoryview_payload"),
-    (Unclosed, "a_closed_end_refuses_its_own_party"),
-    (Alone, "the_other_end_learns_of_a_close"),
+    (Unclosed, "closed_end_refuses_further_use"),
+    (Alone, "close_is_reported_to_the_other_end"),
 ]
 
 

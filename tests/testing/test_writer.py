@@ -114,7 +114,7 @@ class Spoiled(RunWriterContract):
 @pytest.mark.parametrize("spec", Spoiled.specs)
 def test_a_writer_that_breaks_the_contract_is_found(spoilers, spec, tmp_path, monkeypatch):
     def hold():
-        Spoiled().test_a_run_is_written_alone_and_for_its_owner_alone(spec, tmp_path, monkeypatch)
+        Spoiled().test_export_is_private_and_leaves_the_run_unchanged(spec, tmp_path, monkeypatch)
 
     if spec == "honest":
         hold()

@@ -34,7 +34,7 @@ class AccountantContract(Contract):
 
     family = "accountant"
 
-    def test_nothing_costs_less_than_it_does(self, spec: str) -> None:
+    def test_epsilon_is_at_least_its_lower_bound(self, spec: str) -> None:
         for kind in _KINDS:
             found = self.cost(spec, kind)
             assert math.isfinite(found), "an epsilon is not finite"
@@ -42,7 +42,7 @@ class AccountantContract(Contract):
                 "an epsilon is below a lower bound of the steps' cost"
             )
 
-    def test_more_steps_less_noise_and_a_smaller_delta_never_cost_less(self, spec: str) -> None:
+    def test_epsilon_is_monotone_in_steps_noise_and_delta(self, spec: str) -> None:
         for kind in _KINDS:
             found, rate = self.cost(spec, kind), kind.sampling_rate
             more = self.cost(spec, GaussianSteps(kind.noise, 2 * kind.steps, rate))
@@ -52,21 +52,21 @@ class AccountantContract(Contract):
                 "an epsilon rises where it must fall, or falls where it must rise"
             )
 
-    def test_steps_of_several_kinds_cost_no_less_than_each(self, spec: str) -> None:
+    def test_composed_epsilon_is_at_least_that_of_each_part(self, spec: str) -> None:
         found = self.cost(spec, _KINDS)
         assert found >= _CLOSE * max(self.cost(spec, kind) for kind in _KINDS)
         assert self.cost(spec, (*_KINDS, GaussianSteps(1.0, 0))) == found
 
-    def test_a_record_that_is_never_met_costs_nothing(self, spec: str) -> None:
+    def test_no_steps_have_an_epsilon_of_zero(self, spec: str) -> None:
         assert self.cost(spec, GaussianSteps(1.0, 0)) == 0.0
 
-    def test_the_same_question_has_one_answer_and_draws_nothing(self, spec: str) -> None:
+    def test_epsilon_is_deterministic(self, spec: str) -> None:
         states = global_states()
         for kind in _KINDS:
             assert self.cost(spec, kind) == self.cost(spec, kind)
         require_still(states)
 
-    def test_a_budget_gives_noise_and_steps_that_stay_within_it(self, spec: str) -> None:
+    def test_computed_noise_and_steps_stay_within_the_budget(self, spec: str) -> None:
         self.cost(spec, _KINDS[0])
         noise = noise_for(3.0, _DELTA, 100, 0.02, spec)
         assert self.cost(spec, GaussianSteps(noise, 100, 0.02)) <= 3.0
@@ -74,7 +74,7 @@ class AccountantContract(Contract):
         assert steps >= 100
         assert self.cost(spec, GaussianSteps(noise, steps, 0.02)) <= 3.0
 
-    def test_its_name_is_in_the_list(self, spec: str) -> None:
+    def test_name_is_registered(self, spec: str) -> None:
         assert parse(spec)[0] in ACCOUNTANTS.names()
 
     def cost(

@@ -116,7 +116,7 @@ class AdversaryContract(Contract):
     width: ClassVar[int] = 4
     known: ClassVar[int] = 10
 
-    def test_a_training_differs_and_is_repeatable(self, spec: str) -> None:
+    def test_training_is_changed_and_reproducible(self, spec: str) -> None:
         adversary = self._begun(spec)
         first = self._train(Watched(adversary, self.classes)).weights_digest()
         _require_plain("training_state", adversary.training_state())
@@ -139,16 +139,14 @@ class AdversaryContract(Contract):
                 "evidence that was not granted to the adversary changes its result"
             )
 
-    def test_a_training_that_is_resumed_ends_as_one_that_was_not(
-        self, spec: str, tmp_path: Path
-    ) -> None:
+    def test_resumed_training_gives_the_same_weights(self, spec: str, tmp_path: Path) -> None:
         whole = self._train(self._begun(spec), tmp_path).weights_digest()
         checkpoints = Checkpoints(tmp_path / "lender" / CHECKPOINTS, "lender", "run", "")
         assert checkpoints.committed(), "the adversary has no state from which to resume"
         rest = self._train(self._begun(spec), tmp_path).weights_digest()
         assert rest == whole, "the state of the adversary was not restored"
 
-    def test_it_has_hooks_of_its_own_side_only(self, spec: str) -> None:
+    def test_hooks_of_other_parties_are_not_defined(self, spec: str) -> None:
         adversary = make_adversary(spec)
         assert adversary.who in PLAYERS
         own = [
@@ -158,14 +156,14 @@ class AdversaryContract(Contract):
         ]
         assert not own, f"{', '.join(own)} never runs at a {adversary.who}"
 
-    def test_every_grant_it_names_is_used(self, spec: str) -> None:
+    def test_every_declared_grant_is_used(self, spec: str) -> None:
         adversary = make_adversary(spec)
         for grant in adversary.holds:
             less = self._view(adversary).only(adversary.holds - {grant})
             with pytest.raises(NotGrantedError):
                 adversary.begin(less, generator(0, "draw"))
 
-    def test_a_trigger_marks_every_row_and_leaves_what_it_is_given_alone(self, spec: str) -> None:
+    def test_trigger_marks_every_row_of_a_copy(self, spec: str) -> None:
         adversary = self._begun(spec)
         if not isinstance(adversary, Backdoor):
             return
@@ -178,7 +176,7 @@ class AdversaryContract(Contract):
         on_cuts = _require_marks(adversary.triggered_cut, cuts)
         assert (on_inputs | on_cuts).all(), "a triggered row lacks the trigger"
 
-    def test_what_it_finds_out_has_the_form_of_its_goal(self, spec: str) -> None:
+    def test_result_has_the_form_of_its_goal(self, spec: str) -> None:
         adversary = self._begun(spec)
         if not isinstance(adversary, Attack):
             return

@@ -89,7 +89,7 @@ class AttackContract(Contract):
         threat = ThreatModel("feature party", "inference", grants)
         return Case(View(threat, self.classes, holdings), labels[rest])
 
-    def test_it_wins_where_it_must_and_leaves_all_else_alone(self, spec: str) -> None:
+    def test_attack_succeeds_on_a_leaking_victim_without_side_effects(self, spec: str) -> None:
         attack = make(spec)
         case = self.case(True, attack.needs)
         # The import of an attack's modules may draw random numbers.
@@ -112,10 +112,10 @@ class AttackContract(Contract):
             assert torch.equal(found, same), "not repeatable"
             raise AssertionError("evidence that the attack was not granted changes its guess")
 
-    def test_it_stays_at_its_guess_where_nothing_leaks(self, spec: str) -> None:
+    def test_attack_only_guesses_if_nothing_leaks(self, spec: str) -> None:
         self.require_guess(self._attempt(make(spec), leaking=False))
 
-    def test_every_grant_it_names_is_used(self, spec: str) -> None:
+    def test_every_declared_grant_is_used(self, spec: str) -> None:
         attack = make(spec)
         for grant in attack.needs:
             less = self.case(True, attack.needs - {grant})

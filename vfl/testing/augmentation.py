@@ -40,14 +40,14 @@ class AugmentationContract(Contract):
         made.check(self.shape)
         return made
 
-    def test_axes_and_type_stay(self, spec: str) -> None:
+    def test_shape_and_dtype_are_kept(self, spec: str) -> None:
         rows = self.rows()
         with scoped(1):
             changed = self.make(spec)(rows)
         assert (changed.shape, changed.dtype) == (rows.shape, rows.dtype)
         assert torch.equal(rows, self.rows()), "the augmentation changed its input rows in place"
 
-    def test_draws_are_the_callers(self, spec: str) -> None:
+    def test_randomness_follows_the_callers_seed(self, spec: str) -> None:
         made, states = self.make(spec), global_states()
         with scoped(1):
             first = made(self.rows())
@@ -61,7 +61,7 @@ class AugmentationContract(Contract):
         )
         assert not torch.equal(first, other), "another seed changes nothing"
 
-    def test_a_row_depends_on_no_other(self, spec: str) -> None:
+    def test_each_row_is_changed_independently(self, spec: str) -> None:
         made, rows = self.make(spec), self.rows()
         with scoped(1):
             whole = made(rows)

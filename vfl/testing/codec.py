@@ -39,7 +39,7 @@ class CodecContract(Contract):
     family = "codec"
     width: ClassVar[int] = 12
 
-    def test_a_cut_and_its_gradient_travel(self, spec: str, training: bool) -> None:
+    def test_cut_and_gradient_round_trip(self, spec: str, training: bool) -> None:
         for rows in ROWS:
             cut, states = _cut(spec, rows, self.width), global_states()
             trip = _Trip(spec, cut, training)
@@ -79,7 +79,7 @@ class CodecContract(Contract):
             trip.decoded += 1  # a decoded tensor must have writable memory
             trip.grad += 1
 
-    def test_any_bytes_like_payload_is_read_alike(self, spec: str) -> None:
+    def test_all_bytes_like_payloads_decode_alike(self, spec: str) -> None:
         trip = _Trip(spec, _cut(spec, 17, self.width), training=True)
         for kind in (bytes, bytearray, memoryview):
             cut_bytes: Payload = kind(bytes(trip.encoded.payload))
@@ -87,14 +87,14 @@ class CodecContract(Contract):
             assert _same_bits(trip.read(cut_bytes), trip.decoded)
             assert _same_bits(trip.read_grad(grad_bytes), trip.grad)
 
-    def test_a_prediction_does_not_depend_on_its_batch(self, spec: str) -> None:
+    def test_prediction_does_not_depend_on_its_batch(self, spec: str) -> None:
         cut = _cut(spec, 5, self.width)
         together = _Trip(spec, cut, training=False).decoded
         for row in range(len(cut)):
             alone = _Trip(spec, cut[row : row + 1], training=False).decoded
             assert _same_bits(alone, together[row : row + 1]), f"row {row} depends on its batch"
 
-    def test_the_length_of_a_query_tells_its_shape_alone(self, spec: str) -> None:
+    def test_query_length_discloses_only_its_shape(self, spec: str) -> None:
         codec = make(spec)
         width = codec.wire_width(self.width)
         if not codec.equal_queries(width):
@@ -111,7 +111,7 @@ class CodecContract(Contract):
                 "the length of a query discloses more than the cut's shape to observers"
             )
 
-    def test_extreme_cuts_survive(self, spec: str, training: bool) -> None:
+    def test_extreme_values_round_trip(self, spec: str, training: bool) -> None:
         shape = _cut(spec, 5, self.width).shape
         largest = torch.finfo(torch.float32).max
         for value in (0.0, 1.0, -0.1, largest, -largest, 1e-45):
@@ -147,7 +147,7 @@ class CodecContract(Contract):
             "the state of the codec was not restored"
         )
 
-    def test_both_ends_stay_together_and_resume(self, spec: str) -> None:
+    def test_both_ends_stay_synchronised_and_resume(self, spec: str) -> None:
         cut = _cut(spec, 5, self.width)
         ends, resumed = (make(spec), make(spec)), (make(spec), make(spec))
         for step in range(4):
@@ -161,7 +161,7 @@ class CodecContract(Contract):
                     "the state of the codecs was not restored"
                 )
 
-    def test_positions_are_used_or_ignored(self, spec: str) -> None:
+    def test_row_positions_are_required_or_ignored(self, spec: str) -> None:
         codec, cut = make(spec), _cut(spec, 5, self.width)
         named = _context(True, 5, "feature")
         nameless = replace(named, rows=None)
@@ -180,7 +180,7 @@ class CodecContract(Contract):
                 "the codec uses row positions, but does not declare `needs_rows`"
             )
 
-    def test_a_card_sends_the_same_bytes(self, spec: str, training: bool) -> None:
+    def test_gpu_sends_the_same_bytes(self, spec: str, training: bool) -> None:
         if not torch.cuda.is_available():
             raise SkipTest("no graphics card here")
         if not make(spec).on_card:
@@ -195,7 +195,7 @@ class CodecContract(Contract):
                 "the same payload gives other values on a GPU than on the CPU"
             )
 
-    def test_its_modules_loss_and_formula_fit_the_cut(self, spec: str) -> None:
+    def test_module_loss_and_ratio_fit_the_cut(self, spec: str) -> None:
         codec = make(spec)
         codec.check(self.width)
         module = codec.client_module(self.width)

@@ -45,7 +45,7 @@ class DefenseContract(Contract):
     parties: ClassVar[int] = 3
     classes: ClassVar[int] = 3
 
-    def test_a_training_goes_through_its_hooks(self, spec: str) -> None:
+    def test_hooks_keep_shapes_and_are_reproducible(self, spec: str) -> None:
         """Require stable shapes and types, unchanged inputs, and repeatable results."""
         given, before, states = self._values(), self._values(), global_states()
         defense = self._made(spec)
@@ -99,7 +99,7 @@ class DefenseContract(Contract):
             assert leaf.grad is not None, f"{name} lost its graph"
             assert torch.isfinite(leaf.grad).all(), f"{name} has a broken gradient"
 
-    def test_wrapped_models_train_and_what_is_fitted_is_saved(self, spec: str) -> None:
+    def test_wrapped_models_train_and_save_fitted_weights(self, spec: str) -> None:
         for part, outputs in (("bottom", self.width), ("top", self.classes)):
             module = self._wrapped(self._made(spec), part).train()
             trains = any(weights.requires_grad for weights in module.parameters())
@@ -120,7 +120,7 @@ class DefenseContract(Contract):
         assert torch.equal(expected, others[0]), "the fit of the defense cannot be repeated"
         assert torch.equal(expected, others[1]), "the fitted values are not part of the weights"
 
-    def test_what_comes_back_keeps_its_axes(self, spec: str) -> None:
+    def test_restorer_keeps_shapes_and_trains(self, spec: str) -> None:
         with scoped(0):
             layers = make(spec).restorer(self.width, self.classes)
             if layers is None:
@@ -135,7 +135,7 @@ class DefenseContract(Contract):
                 assert back.grad is not None, "a hook returned values without a gradient graph"
         assert any(one.grad is not None for one in layers.parameters()), "layers that cannot train"
 
-    def test_what_it_takes_is_said_before_it_is_built(self, spec: str) -> None:
+    def test_cost_is_known_from_shapes_alone(self, spec: str) -> None:
         """Test that shapes alone determine a defense's cost, so that a party may refuse it."""
         defense = make(spec)
         assert isinstance(defense.fit_epochs, int), "fit_epochs is not a number of epochs"
@@ -153,7 +153,7 @@ class DefenseContract(Contract):
                 ) from error
         assert cut.shape == (ROWS, self.width)
 
-    def test_a_prediction_needs_no_secret_and_does_not_depend_on_its_batch(self, spec: str) -> None:
+    def test_prediction_is_deterministic_and_independent_of_its_batch(self, spec: str) -> None:
         query = StepContext(step=3, secret=Secret.of_simulation(0, "contract"))
         rows = self._values()["cut"]
         first, second = (self._made(spec).embedding(rows.clone(), query) for _ in range(2))
@@ -188,7 +188,7 @@ class DefenseContract(Contract):
         expected, found = self._play(defense, 3), self._play(restored, 3)
         assert all(torch.equal(expected[name], found[name]) for name in expected), "not restored"
 
-    def test_its_side_its_promise_and_its_refusals_are_stated(self, spec: str) -> None:
+    def test_side_promises_and_refusals_are_declared(self, spec: str) -> None:
         defense = self._made(spec)
         assert defense.side in get_args(Side)
         if not isinstance(defense, Chain) and defense.side != "both":

@@ -435,7 +435,7 @@ class HolderContract(Contract):
         found = enumerate(played.results)
         return [one for role, one in found if one is not None and role != liar]
 
-    def test_who_hears_the_others_first_changes_nothing(self, spec: str) -> None:
+    def test_result_does_not_depend_on_who_receives_first(self, spec: str) -> None:
         protocol = self.protocols[spec]
         told = 0
         for liar in (None, *range(protocol.holders)):
@@ -445,7 +445,7 @@ class HolderContract(Contract):
             assert all(map(protocol.right, found)), "the result is wrong"
         assert told, "no holder receives a result"
 
-    def test_a_message_of_another_form_is_refused(self, spec: str) -> None:
+    def test_malformed_message_is_refused(self, spec: str) -> None:
         refused = 0
         for liar, lie in self._lies(spec, SIZES):
             try:
@@ -458,7 +458,7 @@ class HolderContract(Contract):
                 assert not lie.told, f"{lie} was accepted"
         assert refused, "no false message was sent that a holder could refuse"
 
-    def test_silence_ends_in_time(self, spec: str) -> None:
+    def test_silent_holder_ends_the_session_in_time(self, spec: str) -> None:
         protocol = self.protocols[spec]
         for liar in range(protocol.holders):
             for last in {0, len(self._honest_turns(spec, liar)) - 1}:
@@ -473,7 +473,7 @@ class HolderContract(Contract):
                     "the protocol does not end in time when a holder is silent"
                 )
 
-    def test_a_lie_in_the_right_form(self, spec: str) -> None:
+    def test_well_formed_false_message_is_detected_by_macs(self, spec: str) -> None:
         """Test that a protocol's MACs detect a false message.
 
         Without MACs, the session must end with a result or with a typed error.
@@ -494,7 +494,7 @@ class HolderContract(Contract):
                 wrong += not right
         assert protocol.macs or wrong, "the protocol detects every lie: declare this by macs=True"
 
-    def test_a_part_of_a_check_is_fixed_before_others_are_known(self, spec: str) -> None:
+    def test_check_value_is_committed_before_others_open(self, spec: str) -> None:
         self._needs_macs(spec)
         for liar, opening in self._openings(spec):
             with pytest.raises(CheatingError, match="lied") as caught:
@@ -503,21 +503,21 @@ class HolderContract(Contract):
                 "the error does not name the lying holder"
             )
 
-    def test_the_word_of_one_holder_is_not_anothers(self, spec: str) -> None:
+    def test_echoed_commitment_is_refused(self, spec: str) -> None:
         self._needs_macs(spec)
         for liar, opening in self._openings(spec):
             with pytest.raises(CheatingError, match="lied") as caught:
                 play(self.protocols[spec], liar, EchoedCheck(opening))
             assert f"of {name_of(liar)}" in (caught.value.got or ""), "an echo passes"
 
-    def test_nothing_that_is_sent_comes_twice(self, spec: str) -> None:
+    def test_no_mask_is_used_twice(self, spec: str) -> None:
         """Test that a program that runs twice in one session uses each mask only once."""
         one, two = play(self.protocols[spec], times=2)
         for pair in one.heard:
             again = _words(one.heard[pair]) & _words(two.heard[pair])
             assert not again, f"P{pair[0]} receives ring elements of P{pair[1]} twice"
 
-    def test_what_the_helper_hears(self, spec: str) -> None:
+    def test_helper_receives_only_declared_values(self, spec: str) -> None:
         protocol, helper = self.protocols[spec], self.protocols[spec].holders
         size = protocol.word_bytes
         runs, orders = play(protocol, times=2), []

@@ -77,7 +77,7 @@ class LinkContract:
         assert bytes(label.receive().payload) == b"cde"
 
     @pytest.mark.parametrize("closer", [0, 1])
-    def test_a_closed_end_refuses_its_own_party(self, pair: Pair, closer: int) -> None:
+    def test_closed_end_refuses_further_use(self, pair: Pair, closer: int) -> None:
         pair[closer].close()
         pair[closer].close()
         with pytest.raises(LostPeerError):
@@ -86,7 +86,7 @@ class LinkContract:
             pair[closer].receive()
 
     @pytest.mark.parametrize("closer", [0, 1])
-    def test_the_other_end_learns_of_a_close(self, pair: Pair, closer: int) -> None:
+    def test_close_is_reported_to_the_other_end(self, pair: Pair, closer: int) -> None:
         pair[closer].close()
         with pytest.raises(LostPeerError):
             pair[1 - closer].receive()

@@ -31,7 +31,7 @@ class LossContract(Contract):
         outputs = torch.randn(_ROWS, _CLASSES, generator=drawn)
         return loss, outputs, torch.arange(_ROWS) % _CLASSES
 
-    def test_each_row_has_a_finite_loss_of_its_own(self, spec: str) -> None:
+    def test_loss_is_finite_for_each_row(self, spec: str) -> None:
         loss, outputs, targets = self.batch(spec)
         rows = loss.rows(outputs, targets)
         assert rows.shape == (_ROWS,)
@@ -40,14 +40,14 @@ class LossContract(Contract):
             alone = loss.rows(outputs[one : one + 1], targets[one : one + 1])
             assert torch.allclose(alone, rows[one], atol=1e-6), "another batch, another loss"
 
-    def test_a_batch_has_the_mean_of_its_rows(self, spec: str) -> None:
+    def test_batch_loss_is_the_mean_over_rows(self, spec: str) -> None:
         loss, outputs, targets = self.batch(spec)
         rows, weights = loss.rows(outputs, targets), torch.arange(_ROWS) + 1.0
         assert torch.allclose(loss(outputs, targets), rows.mean())
         weighted = (rows * weights).sum() / weights.sum()
         assert torch.allclose(loss(outputs, targets, weights), weighted)
 
-    def test_steps_against_its_gradient_lower_it(self, spec: str) -> None:
+    def test_gradient_steps_lower_the_loss(self, spec: str) -> None:
         loss, outputs, targets = self.batch(spec)
         outputs = outputs.clone().requires_grad_()
         before = loss(outputs, targets)
@@ -59,7 +59,7 @@ class LossContract(Contract):
             "a step along the negative gradient does not reduce the loss"
         )
 
-    def test_it_draws_nothing_and_changes_nothing(self, spec: str) -> None:
+    def test_loss_is_deterministic_without_side_effects(self, spec: str) -> None:
         loss, outputs, targets = self.batch(spec)
         states = global_states()
         first, second = loss(outputs, targets), loss(outputs, targets)

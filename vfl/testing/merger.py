@@ -38,12 +38,12 @@ class MergerContract(Contract):
         with scoped(1):
             return make_merger(spec).build(self.widths)
 
-    def test_the_merged_cut_has_the_width_that_was_told(self, spec: str) -> None:
+    def test_merged_cut_has_the_declared_width(self, spec: str) -> None:
         merged = self.build(spec)(*self.cuts())
         assert merged.shape == (_ROWS, make_merger(spec).width(self.widths))
         assert merged.dtype == torch.float32
 
-    def test_no_row_depends_on_its_batch(self, spec: str, training: bool) -> None:
+    def test_rows_are_merged_independently(self, spec: str, training: bool) -> None:
         merger, cuts = self.build(spec).train(training), self.cuts()
         whole = merger(*cuts)
         for row in range(_ROWS):
@@ -52,7 +52,7 @@ class MergerContract(Contract):
                 "another batch, another row"
             )
 
-    def test_every_cut_has_a_gradient(self, spec: str) -> None:
+    def test_every_cut_receives_a_gradient(self, spec: str) -> None:
         cuts = [cut.requires_grad_() for cut in self.cuts()]
         merged = self.build(spec)(*cuts)
         weights = torch.arange(1.0, merged.shape[1] + 1)
@@ -62,13 +62,13 @@ class MergerContract(Contract):
             assert bool(cut.grad.isfinite().all()), "a gradient is not finite"
             assert bool(cut.grad.any()), "a cut changes nothing"
 
-    def test_it_changes_no_cut_and_draws_nothing(self, spec: str, training: bool) -> None:
+    def test_merge_is_deterministic_without_side_effects(self, spec: str, training: bool) -> None:
         merger, cuts, states = self.build(spec).train(training), self.cuts(), global_states()
         again, once = merger(*cuts), merger(*cuts)
         require_still(states)
         assert torch.equal(again, once), "two equal calls differ"
         assert all(map(torch.equal, cuts, self.cuts())), "a cut was changed"
 
-    def test_first_weights_follow_from_the_seed(self, spec: str) -> None:
+    def test_initial_weights_follow_from_the_seed(self, spec: str) -> None:
         first, second = self.build(spec).state_dict(), self.build(spec).state_dict()
         assert all(torch.equal(first[name], second[name]) for name in first)

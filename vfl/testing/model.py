@@ -36,18 +36,18 @@ class _ModelContract(Contract):
         """Return rows that the model accepts, axes (rows, ...)."""
         raise NotImplementedError
 
-    def test_it_gives_a_row_of_the_width_for_each(self, spec: str) -> None:
+    def test_output_has_the_declared_shape(self, spec: str) -> None:
         made = self._built(spec).eval()(self.rows())
         assert made.shape == (_ROWS, self.width)
         assert made.dtype == torch.float32
 
-    def test_no_answer_depends_on_who_shares_its_batch(self, spec: str) -> None:
+    def test_output_does_not_depend_on_the_batch(self, spec: str) -> None:
         model, rows = self._built(spec).eval(), self.rows()
         whole = model(rows)
         for row in range(_ROWS):
             assert torch.allclose(model(rows[row : row + 1]), whole[row : row + 1], atol=1e-4)
 
-    def test_first_weights_follow_from_the_seed_alone(self, spec: str) -> None:
+    def test_initial_weights_follow_from_the_seed(self, spec: str) -> None:
         states = global_states()
         first, second = self._built(spec).state_dict(), self._built(spec).state_dict()
         require_still(states)

@@ -37,13 +37,13 @@ class OptimizerContract(Contract):
         train = TrainSettings(optimizer=spec, learning_rate=self.learning_rate)
         return Optimization(train)
 
-    def test_it_makes_a_fit_better(self, spec: str) -> None:
+    def test_steps_lower_the_loss(self, spec: str) -> None:
         model, optimizer = self._begun(spec)
         first = float(_loss(model).detach())
         _go_on(model, optimizer, _STEPS)
         assert float(_loss(model).detach()) < first, "the loss has not become lower"
 
-    def test_it_goes_on_from_its_state_to_the_same_bits(self, spec: str) -> None:
+    def test_resumed_optimizer_gives_the_same_weights(self, spec: str) -> None:
         whole, optimizer = self._begun(spec)
         _go_on(whole, optimizer, 3)
         state, half = optimizer.state_dict(), copy.deepcopy(whole)
@@ -53,13 +53,13 @@ class OptimizerContract(Contract):
         _go_on(half, resumed, 3)
         assert all(map(torch.equal, whole.parameters(), half.parameters())), "a resume differs"
 
-    def test_it_draws_nothing_that_others_share(self, spec: str) -> None:
+    def test_steps_use_no_global_generator(self, spec: str) -> None:
         model, optimizer = self._begun(spec)
         states = global_states()
         _go_on(model, optimizer, 2)
         require_still(states)
 
-    def test_memory_is_counted_before_there_are_weights(self, spec: str) -> None:
+    def test_state_size_is_at_most_the_declared_copies(self, spec: str) -> None:
         model, optimizer = self._begun(spec)
         _go_on(model, optimizer, 1)
         weights = sum(one.numel() for one in model.parameters())

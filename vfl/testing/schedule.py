@@ -32,7 +32,7 @@ class ScheduleContract(Contract):
         """Return the optimisation settings of a training with this schedule."""
         return Optimization(TrainSettings(schedule=spec, epochs=self.epochs, optimizer="sgd"))
 
-    def test_every_epoch_has_a_rate(self, spec: str) -> None:
+    def test_every_epoch_has_a_learning_rate(self, spec: str) -> None:
         states = global_states()
         rates = [self.steps(spec).rate(epoch) for epoch in self._epochs()]
         require_still(states)
@@ -41,7 +41,7 @@ class ScheduleContract(Contract):
         )
         assert len(set(rates)) > 1, "every epoch has the same learning rate"
 
-    def test_a_resume_has_the_rate_of_its_epoch(self, spec: str) -> None:
+    def test_resume_continues_with_the_learning_rate(self, spec: str) -> None:
         """Test that a training that resumes at an epoch has the learning rate of that epoch."""
         weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
         through = self.steps(spec)

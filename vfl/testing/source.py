@@ -45,14 +45,14 @@ class SourceContract(Contract):
     root: ClassVar[Path | None] = None
     limit: ClassVar[int] = 60
 
-    def test_every_row_has_a_label_of_its_classes(self, spec: str) -> None:
+    def test_every_row_has_a_valid_label(self, spec: str) -> None:
         found = self.read(spec)
         assert found.rows == len(self.cells(found)), "the numbers of rows and labels differ"
         assert found.labels.dtype == np.int64, "labels are codes, int64"
         assert found.labels.min() >= 0, "a label is negative"
         assert found.labels.max() < len(found.classes), "a label belongs to no class"
 
-    def test_cells_are_finite_numbers(self, spec: str) -> None:
+    def test_inputs_are_finite(self, spec: str) -> None:
         cells = self.cells(self.read(spec))
         if isinstance(cells, np.ndarray):
             assert cells.ndim in (2, 4), (
@@ -60,14 +60,14 @@ class SourceContract(Contract):
             )
             assert np.isfinite(cells).all(), "an input value is not finite"
 
-    def test_a_limit_bounds_the_rows(self, spec: str) -> None:
+    def test_limit_bounds_the_rows(self, spec: str) -> None:
         many, few = self.read(spec), self.read(spec, limit=9)
         assert many.rows <= self.limit
         assert few.rows <= 9
         for part in (many, few):
             assert (part.train_rows or 0) + part.validation_rows <= part.rows
 
-    def test_it_has_the_parts_that_it_says(self, spec: str) -> None:
+    def test_declared_parts_exist(self, spec: str) -> None:
         found, own = self.read(spec), tuple(make(spec).own_parts)
         assert ("test" in own) == (found.train_rows is not None), (
             "`own_parts` and the data set disagree about own test rows"
@@ -76,9 +76,7 @@ class SourceContract(Contract):
             "`own_parts` and the data set disagree about own validation rows"
         )
 
-    def test_the_same_question_has_one_answer_and_moves_no_global_generator(
-        self, spec: str
-    ) -> None:
+    def test_reading_is_deterministic(self, spec: str) -> None:
         first, states = self.read(spec), global_states()
         again = self.read(spec)
         require_still(states)
@@ -88,7 +86,7 @@ class SourceContract(Contract):
             assert (self.cells(first) == self.cells(other)).all(axis=None), "cells differ"
             assert (first.labels == other.labels).all(), "labels differ"
 
-    def test_no_network_is_used_unless_told(self, spec: str) -> None:
+    def test_no_network_is_used_without_permission(self, spec: str) -> None:
         with _no_network() as asked, TemporaryDirectory() as empty:
             for root in (self.root, Path(empty)):
                 try:
@@ -97,7 +95,7 @@ class SourceContract(Contract):
                     continue
         assert not asked, "a data set is downloaded only if --download requests it"
 
-    def test_it_follows_the_settings_it_names_and_refuses_others(self, spec: str) -> None:
+    def test_settings_are_followed_or_refused(self, spec: str) -> None:
         whole, follows = self.read(spec), make(spec).follows
         assert set(follows) <= {each.name for each in fields(SetFormat)}
         for name, value in _SMALL.items():
@@ -119,7 +117,7 @@ class SourceContract(Contract):
             else:
                 assert cells.shape[-1] == value, f"the rows' last axis does not follow data.{name}"
 
-    def test_parties_share_it(self, spec: str) -> None:
+    def test_parties_get_columns_of_the_same_rows(self, spec: str) -> None:
         self.read(spec)
         data = load_bundled(
             spec,
@@ -136,7 +134,7 @@ class SourceContract(Contract):
         assert left.inputs.isfinite().all()
         assert right.inputs.isfinite().all()
 
-    def test_its_name_is_in_the_list(self, spec: str) -> None:
+    def test_name_is_registered(self, spec: str) -> None:
         assert {parse(one)[0] for one in parts(spec)} <= set(SOURCES.names())
 
     def read(self, spec: str, limit: int | None = None, form: SetFormat | None = None) -> Bundled:

@@ -68,7 +68,7 @@ class RunWriterContract(Contract):
     module: ClassVar[str] = ""
     patience_s: ClassVar[float] = 1.0
 
-    def test_a_run_is_written_alone_and_for_its_owner_alone(
+    def test_export_is_private_and_leaves_the_run_unchanged(
         self, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Check exports of a run before and after its end, without single parties' files."""
