@@ -69,14 +69,14 @@ def settings(**changed):
     return HorizontalSettings(
         **{
             "name": "branches",
-            "model": "mlp:hidden=32",
+            "model": "mlp:hidden=none",
             "classes": [str(digit) for digit in range(10)],
             "sampled": 3,
             "clients": 3,
             "rounds": 3,
             "local_steps": 20,
-            "batch_size": 64,
-            "learning_rate": 0.3,
+            "batch_size": 128,
+            "learning_rate": 0.5,
             "epsilon": 12.0,
             "noise": "steps",
             "clip": "fixed",
@@ -89,7 +89,8 @@ def settings(**changed):
 def test_three_branches_train_one_network_with_noise_of_their_own(office):
     said = []
     record = read_json(train_project(settings(), office, said.append) / "horizontal.json")
-    assert record["accuracy"] > 0.5  # noise is fresh in every run; a guess is right in a tenth
+    # every party draws its noise and rows from fresh secrets: 20 simulations reach .900 to .913
+    assert record["accuracy"] > 0.88, record["accuracy"]
     assert record["privacy"][0]["epsilon"] <= 12.0
     assert any("3 clients: north, south, west" in line for line in said)
     spent = sorted(office.path.parent.glob("*/store/sessions/horizontal/*.json"))
