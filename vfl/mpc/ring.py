@@ -434,6 +434,8 @@ def encode_onto(values: np.ndarray, scale: float, most: int, elements: np.ndarra
 def decode_sum(first: np.ndarray, second: np.ndarray, scale: float) -> np.ndarray:
     """Return the wrapping sum of two tensors of elements, times `scale`; float32 of the same axes.
 
+    The compiled version makes both arrays read-only.
+
     Args:
         first: summands, signed integers of axes (elements,).
         second: summands of the same axes and type.

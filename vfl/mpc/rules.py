@@ -58,8 +58,9 @@ class Rules:
         bits: number of fraction bits of shared values; 0 stands for 21 in fast mode, and 23 in
             thesis mode.
         magnitude_bits: values that the parties truncate must be below 2 to the power of this number
-            in magnitude; see `Truncation`. Values that networks with shared weights compute must be
-            below this limit too. The number is at least 4, so that dummies (false values) fit.
+            in magnitude; see `Truncation`. The limit also holds for every sum of a layer in thesis
+            mode, and in training for sums before a function without bounds. The number is at least
+            4, so that dummies (false values) fit.
         delta_bits: number of fraction bits of activation gradients; a small number keeps sums over
             a batch below the ring's limit, and lists of indices near the wrap-around short.
         least_permuted: smallest size of a permuted group; dummies (false values) fill smaller
