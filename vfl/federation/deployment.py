@@ -422,6 +422,7 @@ def _check_superlink(folder: LabelFolder) -> None:
 
     Raises:
         LostPeerError: the SuperLink of this label party does not run.
+        AuthenticationError, ProtocolError: another program listens at the SuperLink's local port.
     """
     api = programs.local_api(folder.state)
     try:

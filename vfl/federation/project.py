@@ -387,7 +387,7 @@ def write_project(
 
     Raises:
         RunFolderError: the folder is not empty.
-        UserError: a party's name cannot be part of a file name.
+        UserError: a party's name cannot be part of a file name, or is the name of vfl's own files.
     """
     require_new(folder)
     label = LabelFolder(folder / "label")

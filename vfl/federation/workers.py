@@ -429,9 +429,10 @@ def _thaw() -> None:
 
 
 def _asked(listener: socket.socket, lifeline: int, *, wait: bool) -> socket.socket | None:
-    """Accept callers and fork; return the connection in the fork, and None when the worker ends.
+    """Accept callers and fork; return the connection in the fork, and None in the worker.
 
-    With `wait`, the worker waits for callers until `lifeline` closes.
+    With `wait`, the worker waits for callers until `lifeline` closes; otherwise it accepts only
+    callers that are waiting now.
     """
     while True:
         ready = select.select([listener.fileno(), lifeline], [], [], None if wait else 0)[0]

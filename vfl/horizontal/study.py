@@ -164,7 +164,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
         if upstream.TELEMETRY.load().FLWR_TELEMETRY_ENABLED != "0":
             raise UserError(
                 "Flower was imported while its telemetry was switched on",
-                fix="import vfl.horizontal.study before flwr, or set FLWR_TELEMETRY_ENABLED=0",
+                fix="set the environment variable FLWR_TELEMETRY_ENABLED=0 before Python starts",
             )
         logging.getLogger("flwr").setLevel(logging.ERROR)
         data = shared_rows(settings)

@@ -713,6 +713,9 @@ class Owner(Party):
         load: function that loads the model; the constructor calls it once, and each sharing of the
             weights calls it again. Between these calls, the model's weights are not in memory.
         say: see `Party`.
+
+    Raises:
+        ConfigError: the model has another shape than the terms state.
     """
 
     def __init__(self, file: LlmFile, load: Callable[[], Decoder | Encoder], say: Say) -> None:

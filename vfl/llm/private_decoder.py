@@ -261,9 +261,12 @@ class PrivateLayers:
         caches: Sequence[tuple[Growing, Growing]],
         pick: Pick | None,
     ) -> list[int]:
-        """Return each text's next token at P1.
+        """Return each text's next token at P1, and zeros at the other parties.
 
-        Parties other than P1 use only the number of texts.
+        Parties other than P1 use only the number and the length of the texts.
+
+        Raises:
+            ProtocolError: P0 answered with a token that the model lacks.
         """
         count, steps = len(texts), len(texts[0])
         tokens = torch.tensor([token for text in texts for token in text])

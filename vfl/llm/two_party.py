@@ -127,6 +127,9 @@ class Form:
             permuted attention scores; only in fast mode, see `vfl.llm.shared_softmax`.
         score_bits: bits before the binary point of a protected score, at most `integer_bits`. No
             error reports a score that needs more bits, because no party sees scores.
+
+    Raises:
+        BadOptionError: a value is out of range, or two settings contradict each other.
     """
 
     mode: Mode = "fast"

@@ -130,10 +130,10 @@ class Asked(BaseModel):
 class Guard:
     """ASGI middleware that checks token, request rate and body size before a request is parsed.
 
-    A request with a token is counted by the limits of this token. Any other request is counted by
-    the limits of its source (IP address), which are low, so that unauthenticated clients cannot use
-    up the capacity for other clients. A client whose token has expired is still recognised: the low
-    limits apply to it, but its source is not blocked for other clients.
+    A request with a client's token is counted by the limits of this token. Any other request is
+    counted by the limits of its source (IP address), which are low, so that unauthenticated clients
+    cannot use up the capacity for other clients. A client whose token has expired is still
+    recognised: the low limits apply to it, but its source is not blocked for other clients.
 
     Args:
         app: application that handles all requests except queries of rows.

@@ -53,7 +53,7 @@ def serve(
     settings: LeadSettings,
     ready: Callable[[HttpFront], object] = lambda front: None,
 ) -> None:
-    """Serve the test rows of a run over HTTP until the HTTP server ends.
+    """Serve the test rows of a run over HTTP until the service is stopped.
 
     Args:
         run: folder of a run that was trained in one process.

@@ -373,7 +373,11 @@ def fit(
 def validated(
     model: nn.Module, rows: Iterable[Any], loss: Loss, precision: str = "float32"
 ) -> dict[str, float]:
-    """Return loss and metrics of validation rows; names begin with `validation_`."""
+    """Return loss and metrics of validation rows; names begin with `validation_`.
+
+    Raises:
+        DataError: there is no batch, a batch has no labels, or outputs do not fit the labels.
+    """
     model.eval()
     task, losses, answers, truths = crossings_of(model).task, 0.0, [], []
     for inputs, labels in _moved(rows, model):

@@ -122,6 +122,7 @@ def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningServ
         UserError: no run was promoted before, or a service cannot open the earlier run.
         RunFolderError: the earlier run's folder does not exist, or the record is damaged.
         LostPeerError: a service does not report within `wait_s` whether it can open the run.
+        StorageError: the disk is full; no service has switched.
     """
     with locked(runs):
         promoted = promoted_runs(runs)

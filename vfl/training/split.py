@@ -156,7 +156,11 @@ class Crossings(nn.Module):
         return {"step": self.step, "codecs": codecs, "defense": dict(self._defense.state_dict())}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the step and the states that `get_extra_state` returned."""
+        """Restore the step and the states that `get_extra_state` returned.
+
+        Raises:
+            DataError: the state belongs to a module with other parties.
+        """
         if set(state) != {"step", "codecs", "defense"} or set(state["codecs"]) != set(self._codecs):
             raise DataError(
                 "this state belongs to another module",
