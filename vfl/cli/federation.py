@@ -308,7 +308,8 @@ def sessions(
         bool,
         option(
             "The store was restored from a copy: end trainings that were running, count all of "
-            "max_epsilon and max_statistics as spent, and take part again.",
+            "max_epsilon, max_statistics and, for a day, max_alignments as spent, and take part "
+            "again.",
         ),
     ] = False,
 ) -> None:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import stat
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from vfl.config import Experiment
 from vfl.core.errors import ConsentError, DisagreementError, RunFolderError
 from vfl.core.frame import Frame, Kind
 from vfl.core.seeds import Secret
+from vfl.core.storage import Seal, write_sealed_json
 from vfl.session import Exchange, Terms
 from vfl.session.store.session_ledger import SessionLedger, Spent, notes, total_epsilon
 
@@ -407,3 +409,18 @@ def test_exact_statistics_of_all_names_have_one_limit(tmp_path):
     assert again.spent_statistics() == 150, "a copy may have forgotten all the rest"
     with pytest.raises(ConsentError), again.session(terms_of(run="four")) as (_, meter, _):
         meter.show(1)
+
+
+def test_a_days_counts_of_an_earlier_version_still_count(ledger, tmp_path):
+    now = time.time()
+    record = {"begun": [[now - 90_000], [now - 60]], "asked": [[now - 90_000, 7], [now - 60, 5]]}
+    (tmp_path / "alignments").mkdir()
+    seal = Seal("alignments and ids of a day", "bank", "")
+    write_sealed_json(tmp_path / "alignments" / "_asked.json", record, seal)
+    with ledger.day() as day:
+        assert (day.alignments, day.ids) == (1, 5)
+        day.begin()
+        day.ask(3)
+    (tmp_path / "alignments" / "_asked.json").unlink()
+    with ledger.day() as day:
+        assert (day.alignments, day.ids) == (2, 8)
