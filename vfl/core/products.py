@@ -54,7 +54,7 @@ class Product:
             the spending of all products together. `vfl sessions --restored` ends the ledger entries
             of all trainings that were running.
         cases: maps the name of a secure mode to the path of the `vfl.experiments.scenarios.Cases`
-            object that defines the knowledge of attackers in runs of this mode.
+            subclass that builds the cases of attacks on runs of this mode.
         takes_missing_rows: names of secure modes whose sessions accept rows that some party does
             not have.
         sections: maps a key of a run's summary, or of the run's last evaluation, to the path of a
@@ -93,7 +93,7 @@ def members_of(group: str) -> dict[str, str]:
 
 
 def cases() -> dict[str, str]:
-    """Return the attack cases that products add, by the name of the secure mode."""
+    """Return the paths of the `Cases` classes that products add, by the name of the secure mode."""
     return {name: path for one in products().values() for name, path in one.cases.items()}
 
 
@@ -103,7 +103,7 @@ def takes_missing_rows(mode: str) -> bool:
 
 
 def sections() -> dict[str, str]:
-    """Return the sections that products add to a run's page, by their key in the run's summary."""
+    """Return the paths of functions that add sections to a run's page, by key; see `Product`."""
     return {name: path for one in products().values() for name, path in one.sections.items()}
 
 

@@ -11,8 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-#: Largest number of characters that vfl shows of a text from another party, and of an error's
-#: field.
+#: Largest number of characters that vfl shows of a text from another party.
 TEXT_LIMIT = 2000
 # Largest number of combining characters after a letter: no script needs more, and more of them
 # could cover neighbouring lines of text.

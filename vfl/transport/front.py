@@ -152,7 +152,7 @@ class Visitor:
         front: the front that admitted the connection.
         source: source (IP address or network) to which the connection is counted.
         end: function that closes the connection; any thread may call it. The front calls this
-            function at most once, and not after `leave`.
+            function at most once, and only for a connection that it chose before `leave`.
 
     Attributes:
         known: whether the client has presented a valid credential.
