@@ -135,7 +135,8 @@ class PretrainedBottom(Bottom):
             pool=last and layer=-1.
         precision: "bfloat16" computes a frozen model in automatic mixed precision.
         keep: where to cache a frozen model's features: in "memory", or on "disk", in private files
-            in the folder of models, whose keys follow from the content of each row.
+            in the folder of models, whose keys follow from the content of each row. `vfl forget`
+            does not erase these files; delete the subfolder ``.features`` to erase them.
         checkpoint: whether the backward pass computes the blocks' activations again, which saves
             memory (Chen et al. 2016).
 
