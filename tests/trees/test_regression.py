@@ -331,7 +331,8 @@ def test_a_penalty_is_that_of_one_place(tmp_path):
     [
         (lambda table: table.assign(debt=table.income * 2 + 1), "collinear"),
         (lambda table: table.assign(debt=7.0), "one value"),
-        (lambda table: table.assign(debt=table.debt.where(table.index > 5)), "missing cells"),
+        (lambda table: table.assign(city="bonn"), "one value"),
+        (lambda table: table.assign(debt=table.debt.where(table.index > 5)), "missing or infinite"),
         (lambda table: table.assign(paid=(table.income > 0).astype(int)), "separates"),
     ],
 )

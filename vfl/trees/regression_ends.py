@@ -60,8 +60,8 @@ class Design:
 
     A cell is one value of the party's table. A column of numbers becomes one column of the
     regression. A column of c categories becomes c - 1 indicator columns, one for each category
-    except the first. All columns are standardised by the mean and standard deviation of the
-    training rows.
+    except the first; a column of one category becomes a constant column, which `fit` refuses. All
+    columns are standardised by the mean and standard deviation of the training rows.
 
     Attributes:
         categories: number of categories of each column of the party's table; 0 for a column of
@@ -87,10 +87,10 @@ class Design:
         lost = ~np.isfinite(cells)
         if lost.any():
             raise DataError(
-                "a regression allows no missing cells in training rows",
-                got=f"{int(lost.sum())} missing cells in {int(lost.any(axis=0).sum())} columns",
-                want="a number or a category in every cell",
-                fix="fill in the missing cells, remove the rows, or use model = 'trees'",
+                "a regression allows no missing or infinite cells in training rows",
+                got=f"{int(lost.sum())} such cells in {int(lost.any(axis=0).sum())} columns",
+                want="a finite number or a category in every cell",
+                fix="fill in these cells, remove the rows, or use model = 'trees'",
             )
         columns = expanded(cells, categories)
         scales = columns.std(axis=0)
@@ -125,6 +125,8 @@ class Design:
 def expanded(cells: np.ndarray, categories: Sequence[int]) -> np.ndarray:
     """Return columns of numbers unchanged; return indicators of all categories but the first.
 
+    The only category of a column has an indicator, too.
+
     >>> expanded(np.array([[2.5, 0], [1.5, 2]]), [0, 3])
     array([[2.5, 0. , 0. ],
            [1.5, 0. , 1. ]])
@@ -133,7 +135,7 @@ def expanded(cells: np.ndarray, categories: Sequence[int]) -> np.ndarray:
     for column, count in enumerate(categories):
         own = cells[:, column, None].astype(np.float64)
         if count:
-            own = np.where(np.isnan(own), np.nan, own == np.arange(1, count))
+            own = np.where(np.isnan(own), np.nan, own == np.arange(min(1, count - 1), count))
         parts.append(own)
     return np.concatenate(parts, axis=1) if parts else np.empty((len(cells), 0))
 

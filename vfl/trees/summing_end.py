@@ -136,9 +136,9 @@ def require_own_rows(own: tuple[RowCounts, Any], described: tuple[RowCounts, Any
     """
     if own != described:
         raise DisagreementError(
-            "the label party describes a different number of rows than this party has",
-            got=f"{described[0][0]} training rows",
-            want=f"{own[0][0]} training rows",
+            "the label party describes other numbers of rows or columns than this party has",
+            got=f"training, validation and test rows {described[0]}, columns {described[1]}",
+            want=f"training, validation and test rows {own[0]}, columns {own[1]}",
         )
 
 
