@@ -36,9 +36,9 @@ class Rounded(Local):
     """Histograms of gradients as shares have them."""
 
     def start(self, gradients, rows, columns=None):
-        whole, units = shared.rounded(gradients[rows])
-        gradients = np.zeros(gradients.shape)
-        gradients[rows] = whole * units
+        units = shared.units_of(gradients[rows])
+        own, gradients = shared.rounded(gradients[rows], units), np.zeros(gradients.shape)
+        gradients[rows] = own * units
         super().start(gradients, rows)
 
 
@@ -139,7 +139,8 @@ def test_no_sum_of_one_holder_of_shares_comes_to_the_label_party(tmp_path, monke
 def test_rounding_keeps_sums_exact_and_rows_close():
     draw = np.random.default_rng(0)
     gradients = np.stack([draw.normal(size=5000), draw.random(5000)], axis=1) * [1e-3, 1e4]
-    whole, units = shared.rounded(gradients)
+    units = shared.units_of(gradients)
+    whole = shared.rounded(gradients, units)
     assert (np.abs(whole * units - gradients) <= units / 2).all()
     assert np.abs(whole[:, 0]).sum() < 2**31 <= 2 * np.abs(whole[:, 0]).sum() + 2 * 5001
     parts = np.array_split(draw.permutation(5000), 7)
@@ -151,8 +152,8 @@ def test_rounding_keeps_sums_exact_and_rows_close():
 
 
 def test_rows_without_gradients_have_sums_of_zero():
-    whole, units = shared.rounded(np.zeros((3, 2)))
-    assert not whole.any()
+    units = shared.units_of(np.zeros((3, 2)))
+    assert not shared.rounded(np.zeros((3, 2)), units).any()
     np.testing.assert_array_equal(units, [1, 1])
 
 
@@ -357,7 +358,7 @@ def test_sizes_that_no_session_has_are_refused(wrong):
 
 def test_gradients_beyond_all_numbers_are_named():
     with pytest.raises(DataError, match="learning_rate"):
-        shared.rounded(np.array([[np.inf, 1.0], [0.0, 1.0]]))
+        shared.units_of(np.array([[np.inf, 1.0], [0.0, 1.0]]))
 
 
 def test_spec_names_the_helper():

@@ -1,8 +1,8 @@
 """Conversion of a party's columns to bins (intervals of values); a tree needs only their order.
 
 A party computes bin edges from its training rows and never sends the edges. Other parties may
-receive only the bin number of each cell, the number of bins of each column, and whether these bins
-have an order.
+receive the bin number of each cell, the number of bins of each column, and whether these bins have
+an order. They may also receive sums over the rows in a bin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Common code of sessions whose models read binned table cells, and the messages with bins.
 
 If the mode discloses bins, a feature party's `CellsEnd` sends the bin number of each training and
-validation cell, one byte per cell; the label party requests every message by an empty frame.
+validation cell, in one or two bytes; the label party requests every message by an empty frame.
 """
 
 from __future__ import annotations

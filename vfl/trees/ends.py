@@ -1,18 +1,18 @@
-"""The parties' implementations of boosted trees with `protect = "order"` (Tian et al. 2020, 4).
+"""The parties' code for boosted trees with `protect = "order"` (Tian et al. 2020, section 4).
 
     feature party                                label party
       layout, number of each cell's bin  ---->     once: joins all columns;
       keeps its splits                   <----     grows a round; splits on the party's columns;
       sides of queried rows              ---->     margins of queried rows.
 
-The label party requests every message by an empty frame of the same step, so only one message is
-under way at a time. The label party refers to a feature party's columns by number, and does not
-learn their names. During training, a feature party learns only on which of its columns trees split,
-and at which bins. In evaluations and predictions, the feature party also receives the Shapley
-values of its own columns, if the label party consents. The bin numbers disclose the order of a
-feature party's cells; with an `epsilon`, the party applies randomised response to bins before it
-sends them. Answers to queries, for test rows and new rows, use the true cells; they show whether
-these rows go left at each split.
+The label party requests every message of a feature party by an empty frame of the same step, so
+each feature party has at most one message under way. The label party refers to a feature party's
+columns by number, and does not learn their names. During training, a feature party learns only on
+which of its columns trees split, and at which bins. In evaluations and predictions, the feature
+party also receives the Shapley values of its own columns, if the label party consents. The bin
+numbers disclose the order of a feature party's cells; with an `epsilon`, the party applies
+randomised response to bins before it sends them. Answers to queries, for test rows and new rows,
+use the true cells; they show whether these rows go left at each split.
 """
 
 from __future__ import annotations

@@ -129,9 +129,9 @@ class VFLBoosting(InProcessEstimator):
 class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
     """Gradient boosting over columns of several parties, all in this process.
 
-    The label party receives the bin number of each cell, grows all trees, and sends each feature
-    party the splits on that party's columns (`vfl.trees.ends`). Names of the parameters are those
-    of XGBoost.
+    With protect="order", the label party receives the bin number of each cell, grows all trees, and
+    sends each feature party the splits on that party's columns (`vfl.trees.ends`). Names of the
+    parameters are those of XGBoost.
 
     Args:
         parties: columns of each party (names, globs or positions), or a number of parties that

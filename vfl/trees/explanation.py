@@ -1,9 +1,10 @@
 """Margins of a forest if some directions at splits are unknown, and Shapley values of players.
 
 If it is unknown whether a row goes left at a split, the row goes to both children, weighted by the
-training weight of each. The margin is then an expectation over training rows, as in the game that
-path-dependent TreeSHAP uses (Lundberg et al. 2020, algorithm 1). A player of the game owns the
-answers (left or right) of some splits: a player is a column, or a party with all of its columns.
+training weight of each: the sum of the second derivatives of its training rows. The margin is then
+an expectation over training rows with these weights, as in the game that path-dependent TreeSHAP
+uses (Lundberg et al. 2020, algorithm 1). A player of the game owns the answers (left or right) of
+some splits: a player is a column, or a party with all of its columns.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from vfl.trees.objectives import Binary, Classes, Objective, Poisson
 #: float32 numbers.
 TOLERANCE = 1e-5
 _ROWS = 256
-#: Largest value in the random rows with which the export is tested, because XGBoost accepts no
-#: infinite cells.
+#: Largest threshold in the file; cells of the random rows with which the export is tested are at
+#: most half of it, because XGBoost accepts no infinite cells.
 _LARGEST = float(np.finfo(np.float32).max)
 _ROOT = 2**31 - 1
 #: Characters that XGBoost does not accept in a column name.
@@ -214,7 +214,7 @@ def columns_of(folder: PartyFolder, of_label: bool) -> Columns:
 
 
 def _joined(parts: Mapping[str, Columns]) -> Columns:
-    """Join the columns of all parties; equal names get their party's name as a prefix."""
+    """Join the columns of all parties; if names are equal, all get their party as a prefix."""
     pairs = [(party, _UNFIT.sub("_", name)) for party, own in parts.items() for name in own.names]
     names = [name for _, name in pairs]
     if len(set(names)) < len(names):

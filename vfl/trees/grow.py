@@ -456,7 +456,7 @@ class Search:
     def _ordered(
         self, histogram: np.ndarray, sums: np.ndarray, bounds: tuple[float, float], own: np.float32
     ) -> _Found | None:
-        """Find each node's best split among those on columns with ordered bins."""
+        """Find the best split of a node among those on columns with ordered bins."""
         if not self._places.any():
             return None
         growth = self._growth

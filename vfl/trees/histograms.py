@@ -119,11 +119,11 @@ _FEW_ROWS = 64
 
 
 class Sides:
-    """Computes whether rows go left at fixed splits of a tree; built once and used for many rows.
+    """Computes whether rows go left at fixed splits; built once and used for many rows.
 
     Args:
         splits: splits, in the order in which `of` returns them.
-        layout: layout of the columns on which the tree splits.
+        layout: layout of the columns of these splits.
     """
 
     def __init__(self, splits: Sequence[Split], layout: Layout) -> None:
@@ -314,7 +314,7 @@ def sums_of(
         bins: bins of the rows, axes (rows, columns).
         nodes: number of each row's node; rows whose node number is `count` or more are ignored.
         count: number of nodes for which sums are requested; their numbers are 0 to count - 1.
-        elements: axes (rows,).
+        elements: ring element of each row, uint64, axes (rows,).
         width: number of histogram positions of a column.
     """
     found = np.zeros((count, bins.shape[1], width), np.uint64)

@@ -34,14 +34,16 @@ class Trees(CellsMode):
         protect: "order": the label party receives the bin number of every cell (Tian et al. 2020).
             "shared": the label party receives sums of gradients over bins, which feature parties
             and a helper compute from additive shares.
-        nodes: for "shared". "known": feature parties and the helper learn which rows are in which
-            node, as in SecureBoost (Cheng et al. 2021). "hidden": feature parties do not learn
-            nodes, and the helper receives a share of every row for each node.
+        nodes: for "shared". "known": feature parties learn which rows are in which node, as in
+            SecureBoost (Cheng et al. 2021), and so does the helper for rows that it cannot
+            identify. "hidden": feature parties do not learn nodes, and the helper receives a share
+            of every row for each node.
         helper: with "shared": name of a party without data; it must not collude with any other
             party.
-        epsilon: epsilon of the randomised response on each cell's bin of a feature party; other
-            parties receive only results from the randomised bins. For a row, the epsilons of all
-            columns of that party add up. None means no randomised response.
+        epsilon: epsilon of the randomised response on the bin of each training and validation cell
+            of a feature party. For a row, the epsilons of all columns of that party add up. Answers
+            about test rows, predicted rows and served rows use the true cells. None means no
+            randomised response.
         objective: loss function: "auto" is cross-entropy for classes and squared error for numeric
             labels; "poisson" is for counts.
         learning_rate: factor by which each leaf value is multiplied.
@@ -170,16 +172,19 @@ class Trees(CellsMode):
         if self.epsilon is not None:
             noise = f" after a randomised response of epsilon {self.epsilon:g} per cell"
         if self.needs_keys:
-            rows = " and which rows are in which node" if self.nodes == "known" else ""
+            known = self.nodes == "known"
+            rows = " and which rows are in which node" if known else ""
+            nodes = ", and which of these rows share a node" if known else ""
             return (
                 f"{agreed.label_party} learns sums of gradients over bins, from which it can "
                 f"compute bins{noise}, and whether rows go left or right at splits; {own}{rows}; "
-                f"{self.helper} learns bins of columns and rows that it cannot identify, unless "
-                "it colludes with another party"
+                f"{self.helper} learns bins of columns and rows that it cannot identify{nodes}, "
+                "unless it colludes with another party"
             )
         return (
-            f"{agreed.label_party} learns the bin of every cell{noise}, and no name, edge or "
-            f"category; {own}"
+            f"{agreed.label_party} learns the bin of every training and validation cell{noise}, "
+            "and whether other rows go left or right at splits, but no name, edge or category; "
+            f"{own}"
         )
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
@@ -200,7 +205,8 @@ class Trees(CellsMode):
                 accountant="closed form",
                 assumes=(
                     "epsilon is per cell: a row spends it for each of the party's columns",
-                    "no predictions are requested, because predictions use the true cells",
+                    "the row is a training or validation row, and is in no later evaluation or "
+                    "prediction, because answers about such rows use the true cells",
                 ),
                 training_only=True,
             ),

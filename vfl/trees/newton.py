@@ -319,7 +319,7 @@ class Fit:
     def covariance(self) -> np.ndarray:
         """Covariance of the coefficients, axes (columns, columns).
 
-        Entries of columns that are not in the model are NaN.
+        Entries of columns that are not in the model are NaN; after a fit with a penalty, all are.
         """
         found = np.full(self.sums.curvature.shape, np.nan)
         if not self.penalty:

@@ -82,8 +82,14 @@ _SIDES_LEFT = np.array([False, True])
 _BITS = 32
 
 
-def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Round gradients to integers whose sums fit half of a ring element; return integers and units.
+def rounded(gradients: np.ndarray, units: np.ndarray) -> np.ndarray:
+    """Round gradients to integers in the units of `units_of`, int64, axes (rows, 2)."""
+    whole: np.ndarray = np.rint(gradients / units).astype(np.int64)
+    return whole
+
+
+def units_of(gradients: np.ndarray) -> np.ndarray:
+    """Return units in which the sums of rounded gradients fit half of a ring element.
 
     The units (the values of the integer 1) are powers of two, so that sums are exact in float64.
     The units follow from the sums of absolute values over all rows, because no sum over some of the
@@ -94,20 +100,14 @@ def rounded(gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             negative.
 
     Returns:
-        Integers, int64, axes (rows, 2), and units, float64, axes (2,).
+        The units of first and of second derivatives, float64, axes (2,).
 
     Raises:
         DataError: a gradient is infinite or NaN.
 
-    >>> rounded(np.array([[0.5, 0.25], [-0.5, 0.25]]))[1] * 2.0**31
+    >>> units_of(np.array([[0.5, 0.25], [-0.5, 0.25]])) * 2.0**31
     array([2. , 0.5])
     """
-    units = units_of(gradients)
-    return np.rint(gradients / units).astype(np.int64), units
-
-
-def units_of(gradients: np.ndarray) -> np.ndarray:
-    """Return the units that `rounded` uses, float64, axes (2,)."""
     totals = np.zeros(2)
     for part in blocks(len(gradients)):
         totals += np.abs(gradients[part]).sum(axis=0, dtype=np.float64)
@@ -288,7 +288,7 @@ class SharedFeatureEnd(FeatureEnd):
         rows = (len(split.train), len(split.validation), len(split.test))
         if (facts.rows, facts.columns[place], facts.widths[place]) != (rows, *own):
             raise ProtocolError(
-                "the label party describes a different number of rows than this party has"
+                "the label party describes other numbers of rows or columns than this party has"
             )
 
     def _serve(self, step: int) -> bytes:
@@ -650,7 +650,7 @@ class SharedSums:
         #: For each party, the columns that the tree may split on, and the names of the parties that
         #: must send sums.
         self._columns, self._asked = dict[str, np.ndarray](), list[str]()
-        #: Packed gradients of the training rows; zero for a row that is not used to grow the tree.
+        #: Units of the packed gradients (see `units_of`), and the sum of all gradients.
         self._units, self._total = np.ones(2), np.zeros(2)
         self._forget()
         #: Nodes whose rows the feature parties have not received yet.
@@ -663,8 +663,7 @@ class SharedSums:
         own = gradients if every else gradients[rows]
         self._units, self._elements = units_of(own), np.zeros(self._training, np.uint64)
         for part in blocks(len(rows)):
-            whole = np.rint(own[part] / self._units).astype(np.int64)
-            self._elements[rows[part]] = packed(whole)
+            self._elements[rows[part]] = packed(rounded(own[part], self._units))
         self._grows, self._rows = True, Partition(np.arange(self._count, dtype=np.uint32))
         self._new = [0]
         self._choose(columns)
@@ -754,7 +753,11 @@ class SharedSums:
         return values_of(tree, left)
 
     def _forget(self) -> None:
-        """Release the state that is only needed while a tree grows."""
+        """Release the state that is only needed while a tree grows.
+
+        It contains the packed gradients of the training rows, which are 0 for rows that do not
+        grow the tree.
+        """
         self._grows, self._rows, self._elements = False, Partition(_NO_ROWS), _NO_ELEMENTS
 
     def _trained(self, node: int) -> np.ndarray:

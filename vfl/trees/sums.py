@@ -6,10 +6,10 @@ last one. The helper draws masks like a dealer (`vfl.mpc.engine`), and receives 
 predictors) of secretly permuted rows.
 
 A holder's mask A for its columns is a pad that this holder has in common with the helper. The
-holder sends the masked columns E = X - A to all other holders (it opens them), only once. So the
-other holders have E but not A, and the helper has A but not E. The helper deals new shares for each
-computation. In the formulas, m are the rows' means, w their weights, and brackets are additive
-shares among all holders. The holders send their shares of the results to the label party:
+holder sends the masked columns E = X - A to all other holders (it opens them), once with each mask.
+So the other holders have E but not A, and the helper has A but not E. The helper deals new shares
+for each computation. In the formulas, m are the rows' means, w their weights, and brackets are
+additive shares among all holders. The holders send their shares of the results to the label party:
 
     X^T X    E^T E + E^T A + A^T E + [A^T A]        the owner of a column adds E^T A;
     X^T y    X^T f + E^T c + [A^T c]                the label party opens f = y - c once;
@@ -27,9 +27,9 @@ columns draws one share of the n integers, the helper receives the other share, 
 shares bin by bin. The helper also receives the bins, with rows in an order that is secret to the
 helper and differs between holders.
 
-Numbers are fixed-point numbers in the ring 2^64; the number of fraction bits is the largest for
-which sums over so many rows fit. X has `fine_bits` fraction bits in the products X^T X, X^T y and
-X^T m. In X^T w X, X has `coarse_bits` fraction bits and another mask.
+Numbers are fixed-point numbers in the ring 2^64; the number of fraction bits is the largest, up to
+26 for X, for which sums over so many rows fit. X has `fine_bits` fraction bits in the products X^T
+X, X^T y and X^T m. In X^T w X, X has `coarse_bits` fraction bits and another mask.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class Summing(Engine):
     ) -> list[np.ndarray] | None:
         """At the label party, return sums of its integers over the rows in each bin of each holder.
 
-        Each other holder sends the helper one or two bytes per cell of its columns; the label party
-        sends the helper 8 bytes per row.
+        Each other holder sends the helper one or two bytes per cell of its columns; for each of
+        these holders, the label party sends the helper 8 bytes per row.
 
         Args:
             sizes: for each other holder, the number of its columns and the number of bins per
@@ -237,7 +237,9 @@ class Summing(Engine):
         return None if total is None else self._counted("X^T X", decode(total, 2 * columns.bits))
 
     def label_products(self, columns: Masked, labels: Tensor | None) -> Tensor | None:
-        """Return X^T y at the label party, float64, axes (columns,), for 8 bytes per row.
+        """Return X^T y at the label party, float64, axes (columns,).
+
+        The label party sends each other holder 8 bytes per row.
 
         Args:
             columns: opened columns.

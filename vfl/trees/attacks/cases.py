@@ -5,8 +5,9 @@ right at each split on the party's columns. For a queried row, the cut-layer act
 of left or right. For a training row, the cut-layer activation is the list of the bins of its cells.
 A training row's gradient is the path of tree nodes that the row takes, if the mode discloses nodes
 to feature parties. All this knowledge follows from the trained model, the rows, and secrets that
-the simulated parties derive from the experiment's seed, so no recording is needed. The test
-`tests/trees/test_attacks.py` compares this knowledge with the frames that a session sends.
+the simulated parties derive from the experiment's seed, so no recording is needed; a replay of the
+training gives the sums over bins. The test `tests/trees/test_attacks.py` compares this knowledge
+with the frames that a session sends.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class SentBins:
     Attributes:
         layout: number of bins of each column, and whether the bins have an order.
         targets, leaked: bin numbers of the target rows, and of the leaked rows, axes (rows,
-            columns); a missing cell has the highest bin number of the widest column.
+            columns); a missing cell has the bin number `layout.width - 1`.
         epsilon: epsilon of the randomised response that changed the bins; None means that the bins
             are exact.
         own_of_leaked: the label party's own columns for the leaked rows, if it has any columns.

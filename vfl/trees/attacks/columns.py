@@ -17,8 +17,8 @@ class Ranks:
     """Encodes cells as ranks, groups of ranks and one-hot categories; decodes them without loss.
 
     A value of an ordered column becomes its rank among the party's values, and one number for each
-    of at most 16 groups of equally many training rows. This encoding is the same as `data.bins =
-    16` for a neural network (Gorishniy, Rubachev and Babenko 2022, equation 1). A category is
+    of at most 16 groups of equally many training rows. These numbers are those that `data.bins =
+    16` makes of the ranks (Gorishniy, Rubachev and Babenko 2022, equation 1). A category is
     encoded one-hot. A column with missing cells gets one further number, which is 1 where a cell is
     missing.
 

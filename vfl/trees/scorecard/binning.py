@@ -3,8 +3,8 @@
 Dynamic programming over adjacent bins finds the merge with the largest information value
 (Navas-Palencia 2020 states the same problem for integer programming). For an ordered column, the
 bad rate can be restricted so that it only rises, or only falls, from bin to bin. Categories are
-first sorted by their bad rate, so that adjacent bins can be merged. Missing cells always have a
-merged bin of their own.
+first sorted by their bad rate, so that adjacent bins can be merged. Missing cells have a merged bin
+of their own; only `with_floor` may join few missing cells to other cells before.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def with_floor(rows: np.ndarray, floor: int, *, categorical: bool) -> tuple[np.n
 
     In an ordered column, adjacent bins are joined. Categories with fewer rows than the floor share
     one cell; if this cell has fewer rows than the floor, it joins the largest category. The bin of
-    missing cells joins the shared cell, or an ordered column's largest cell, if it has fewer rows
-    than the floor.
+    missing cells joins the shared cell, or an ordered column's largest cell, if it or all other
+    bins together have fewer rows than the floor.
 
     Args:
         rows: number of rows in each fine bin, int64, axes (fine bins,); the last bin is that of

@@ -44,10 +44,10 @@ def bins(
 ) -> None:
     """Find bins that separate good from bad rows, and the information value of each column.
 
-    The command prints the information value of each column, and writes scorecard.html into the
-    run's folder. Settings are options of the model, as in -s model=scorecard:monotone=auto. If PATH
-    is a party's own part of a run (the folder parties/NAME), the command prints the bins of that
-    party's columns.
+    The command prints the information value of each column, and writes scorecard.html and
+    scorecard.txt into the run's folder. Settings are options of the model, as in -s
+    model=scorecard:monotone=auto. If PATH is a party's own part of a run (the folder parties/NAME),
+    the command prints the bins of that party's columns.
     """
     if is_part(path):
         _show_part(path, json)

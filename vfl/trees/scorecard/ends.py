@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from vfl.trees.scorecard.mode import Scorecard
 
 POINTS = np.dtype("<i4")
-#: Largest number of reasons that are given for a row's score, as US Regulation B requires (12 CFR
-#: 1002.9).
+#: Largest number of reasons that are given for a row's score. US Regulation B (12 CFR 1002.9) sets
+#: no number; its commentary expects that more than four do not help.
 MOST_REASONS = 4
 #: Limits: largest number of points of a party for one row, largest number of points of a bin, and
 #: largest absolute weight of evidence.

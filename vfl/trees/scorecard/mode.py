@@ -135,14 +135,14 @@ class Scorecard(CellsMode):
             return (
                 f"{agreed.label_party} learns how many good and bad rows are in each cell (joined "
                 f"bins) of at least {self.floor} rows, correlations of columns and sums of the "
-                "regression; it also learns each party's points for each row that is tested or "
-                f"predicted; {own}, and coefficients of its columns; {self.helper} learns cells "
+                "regression; it also learns each party's points for each row outside training; "
+                f"{own}, and coefficients of its columns; {self.helper} learns cells "
                 "and margins of columns and rows that it cannot identify, unless it colludes with "
                 "another party"
             )
         return (
-            f"{agreed.label_party} learns the bin of every cell, and no name, edge or category; "
-            f"{own}"
+            f"{agreed.label_party} learns the bin of every training and validation cell, and the "
+            f"points of other rows, but no name, edge or category; {own}"
         )
 
     def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> shared.TrainingEnd:

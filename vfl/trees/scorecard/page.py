@@ -350,7 +350,10 @@ def _doubts(loaded: LoadedCard) -> list[str]:
                 f"look at {line.name} of {line.party}: the shares of rows in its bins have shifted"
             )
     if not any(line.column.on_card for line in loaded.lines):
-        found.append("no column is on the card: each has too little information value")
+        found.append(
+            "no column is on the card: each has too little information value, or the regression "
+            "removed it"
+        )
     return found
 
 

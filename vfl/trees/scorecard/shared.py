@@ -1,8 +1,10 @@
 """Implementations of a scorecard on additive shares, with `protect = "shared"`.
 
-A party with columns first joins fine bins with few rows into cells, so that each cell has either no
-rows or at least `floor` rows. The party announces the number of rows of each cell. All other
-numbers that the label party receives are sums over rows (`vfl.trees.sums`):
+A feature party first joins fine bins with few rows into cells, so that each cell has either no rows
+or at least `floor` rows. The party announces the number of rows of each cell. All other numbers
+that the label party receives about training rows are sums over rows (`vfl.trees.sums`) and the
+stability of each column. For each validation and test row, it then receives the sum of the party's
+points:
 
     feature party                  helper                          label party
       rows of each cell       ----------------------------------->   has labels;
