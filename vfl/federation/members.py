@@ -392,7 +392,7 @@ def follow(folder: Path, old: str, new: str) -> Change:
             rename_sealed(sealed, old, new)
     for positions in party.store_path.glob("alignments/*/*/*.positions"):
         positions.unlink()
-    # this is the last step: if the process is killed earlier, the command can be repeated
+    # the name changes last: if the process is killed earlier, the command can be repeated
     change.write()
     (folder / f"{old}.pub").unlink(missing_ok=True)
     renamed = read_party_file(file)

@@ -263,9 +263,9 @@ def answer(query: bytes, order: np.ndarray) -> bytes:
     parts, digits = _parts(count), _digits(count)
     asked = _unframed(query, rows * parts, _POLYNOMIAL + _MORE)
     shifts = _DIGIT_BITS * np.arange(digits)
-    # The library refuses products with the zero polynomial. No polynomial of digits is zero: the
-    # last part contains padding whose digits are not zero, and the largest entry has digits that
-    # are not zero.
+    # The library refuses products with the zero polynomial, so `_products` leaves them out. For
+    # each digit, some polynomial remains: the digits of padding are not zero, and a permutation
+    # without padding has an entry whose digit is not zero.
     padded = np.full((rows, parts * _DEGREE), (1 << shifts).sum())
     padded[:, :count] = order
     values = padded.reshape(rows * parts, 1, _DEGREE) >> shifts[:, None] & _mask()

@@ -85,8 +85,8 @@ def write_llm_project(
         ConfigError: settings in `agreed` are unknown or contradict each other.
         SpecError: computation on shares does not support this architecture.
         RunFolderError: the folder is not empty.
-        MissingDataError, DataError: the model's folder has no tokenizer, or the names of its
-            tensors are unknown.
+        MissingDataError, DataError: the model's folder lacks config.json or a tokenizer; or
+            config.json has invalid names of classes or end tokens.
     """
     require_tokenizer(model)
     require_new(folder)

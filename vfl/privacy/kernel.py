@@ -33,8 +33,8 @@ _NO_NORM = 2.0**-80
 #: A smaller delta would be below the error that draws from 75 random bits have in the tails of a
 #: distribution.
 LEAST_DELTA = 1e-12
-#: Bounds of a noise multiplier: a smaller multiplier hides no row, and a larger one exceeds the
-#: range of float64 sums.
+#: Bounds of a noise multiplier: a smaller multiplier hides no row, and a larger one leaves nothing
+#: of a sum.
 LEAST_NOISE, MOST_NOISE = 1e-12, 1e9
 #: Fraction by which the clip norm of each row is lowered, because rounding float64 sums of clipped
 #: rows changes the sums by less than this fraction.

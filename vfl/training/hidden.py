@@ -30,8 +30,8 @@ from vfl.mpc.three_party.party import Party
 from vfl.mpc.three_party.trio import Trio
 from vfl.training.run import own_tables
 
-#: Smallest number of common rows per input; with fewer common rows, the sums would disclose values
-#: of single rows.
+#: Smallest number of common rows per input; with few common rows, the sums could disclose values of
+#: single rows.
 ROWS_AN_INPUT = 10
 _WAIT_S = 600.0
 _RCOND = 1e-6
