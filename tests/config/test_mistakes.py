@@ -265,3 +265,18 @@ def test_a_file_that_is_missing_is_looked_for(tmp_path, name, fix):
     with pytest.raises(ConfigError, match="this file does not exist") as problem:
         read_experiment(tmp_path / name)
     assert problem.value.fix.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("content", "setting", "what"),
+    [
+        ({"align": {"protocol": "ecdhh"}}, ("align", "protocol"), "is called 'ecdhh'"),
+        ({"align": {"protocol": "ecdh:key=1"}}, ("align", "protocol"), "has no option 'key'"),
+        ({"data": {"id_rules": "plain+cas"}}, ("data", "id_rules"), "no id rule is called 'cas'"),
+        ({"align": {"protocol": "ecdh"}, "data": {"id_rules": "plain+case"}}, None, ""),
+    ],
+)
+def test_specs_of_an_alignment_are_checked_before_it_runs(content, setting, what):
+    found = list(spec_mistakes(content))
+    assert [one for one, _ in found] == ([] if setting is None else [setting])
+    assert all(what in error.what for _, error in found)

@@ -283,8 +283,8 @@ class ServeSettings(Settings):
             rounded; "off" does not round.
         trusted_proxy: addresses of trusted proxies; their last X-Forwarded-For entry identifies the
             client.
-        explain: whether a client may request each party's contribution to a prediction, for which
-            the service queries 32 more rows.
+        explain: whether a client may request each party's contribution to a prediction; for a
+            network, the first such request queries up to 32 further rows.
         cache_rows: number of answers that the service keeps in memory; 0 turns the cache off.
         partial: whether boosted trees answer if a feature party is absent; a network that was
             trained with `data.missing_rows = "token"` always answers.

@@ -745,7 +745,11 @@ class Named(NamedTuple):
 
 
 def named_plugins(content: Mapping[str, Any]) -> Iterator[Named]:
-    """Yield every plug-in that an experiment names, even if other settings are wrong."""
+    """Yield every plug-in that an experiment names, even if other settings are wrong.
+
+    `grid.models` is left out: its specs must be of the kind of the experiment's own model, which
+    the checks of a grid require.
+    """
     label = table_in(content, "label")
     usual_task = LabelSettings().task
     tasks = [one for one in content.get("tasks") or () if isinstance(one, Mapping)]
@@ -801,6 +805,8 @@ def _named_once(
     yield ("merge",), "merger", [*widths.values()]
     yield ("secure",), "secure", content
     yield ("data", "source"), "data set", None
+    yield ("data", "id_rules"), "id rules", None
+    yield ("align", "protocol"), "alignment", None
     yield ("train", "optimizer"), "optimizer", content
     yield ("train", "schedule"), "schedule", content
     yield ("label", "top"), "top", None
