@@ -161,3 +161,9 @@ def test_up_runs_a_further_rank_of_a_folder_or_file(vfl, bank_project, monkeypat
     monkeypatch.setattr(federation, "_run_rank", run_rank)
     vfl("up", path, "--rank", "1")
     assert asked == [(Path("project/bank/party.toml"), 1)]
+
+
+def test_only_a_project_accepts_a_key_with_up(vfl, bank_project):
+    done = vfl("up", "project/bank", "--accept", "shop.pub=0123")
+    assert done.code == 2
+    assert "another party runs vfl party accept" in " ".join(done.err.replace("│", "").split())

@@ -104,6 +104,11 @@ def up(
             key, _, read_out = given.partition("=")
             members.accept(label.path, Path(key), read_out)
         _run_superlink(label)
+    elif accept:
+        raise typer.BadParameter(
+            "only a project accepts keys here; another party runs vfl party accept",
+            param_hint="--accept",
+        )
     else:
         _run_supernode(file)
 

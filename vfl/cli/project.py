@@ -507,10 +507,10 @@ def doctor(
 ) -> None:
     """Check for possible problems; print one line per check, with OK, WARN or FAIL and a solution.
 
-    The command checks versions, cores and disk; with PROJECT or party.toml, it also checks files,
-    keys, certificates, ports, the connection to the SuperLink, and the clock. The command changes
-    nothing, and contacts only the addresses in the given files. The exit code is 2 if any check is
-    FAIL.
+    The command checks versions, cores and disk. With PROJECT, it also checks files, keys,
+    certificates, ports and, while the SuperLink runs, the clock; with party.toml, files, keys, the
+    certificate, the connection to the SuperLink, and the clock. The command changes nothing, and
+    contacts only the addresses in the given files. The exit code is 2 if any check is FAIL.
     """
     from dataclasses import asdict
 

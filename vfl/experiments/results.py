@@ -3,8 +3,8 @@
 There are four evaluators: "quality" of predictions, "cost" of the training, "codec" on the cuts of
 the test rows, and "attack". A record also has the value of guessing and the best value without the
 model, if these exist. A record is marked as stale if its code or data have changed since the
-measurement. Tables, pages, plots and notebooks use only this table, except for curves; `LoadedGrid`
-and `LoadedRun` read the source files of the table, each file once.
+measurement. Tables, pages, plots and notebooks of studies use only this table, except for curves;
+`LoadedGrid` and `LoadedRun` read the source files of the table, each file once.
 """
 
 from __future__ import annotations
