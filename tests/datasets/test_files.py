@@ -298,3 +298,11 @@ def test_a_folder_that_is_no_table_is_refused(tmp_path, scheme):
     with pytest.raises(DataError, match="table") as caught:
         read_table(f"{scheme}{tmp_path}")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", ["ascii", "utf-16"])
+def test_only_the_setting_that_is_wrong_is_named(tmp_path, wrong):
+    (tmp_path / "a.csv").write_text("id;town\n1;Köln\n2;Trier\n", encoding="utf-8")
+    with pytest.raises(DataError, match="cannot be read as a table") as caught:
+        read_table(tmp_path / "a.csv", TableFormat(";", encoding=wrong))
+    assert 'written with encoding = "utf-8": set' in str(caught.value.fix)

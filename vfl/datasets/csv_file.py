@@ -493,11 +493,18 @@ def _check_kind(path: Path) -> None:
         )
 
 
-def written_otherwise(path: Path, form: TableFormat) -> str | None:
-    """Return settings for the CSV's real format, as text, if `form` differs from it."""
+def written_otherwise(path: Path, form: TableFormat, encoding: str | None = None) -> str | None:
+    """Return settings for the CSV's real format, as text, if `form` differs from it.
+
+    Args:
+        path: path of the file.
+        form: format that the user has set.
+        encoding: encoding of the file, if that of `form` is wrong.
+    """
     usual = TableFormat()
     try:
-        found = sniff(path, None if form.encoding == usual.encoding else form.encoding)
+        own = None if form.encoding == usual.encoding else form.encoding
+        found = sniff(path, encoding or own)
         with _opened(path) as file:
             if b"\0" in file.read(4096) and not found.encoding.startswith("utf-16"):
                 return None

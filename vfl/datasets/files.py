@@ -112,7 +112,7 @@ def _read(
     if is_database(source):
         return _spilled(_asked(str(source), form, columns, text_columns))
     path = _existing(source, setting)
-    with _readable(path):
+    with _readable(path, form):
         if not path.is_dir() and path.suffix != ".parquet":
             return _read_csv(CsvRows(path, form), text_columns, columns)
         table = ParquetTable(path, form, text_columns)
@@ -134,7 +134,7 @@ def first_rows(source: Source, form: TableFormat, columns: Sequence[str]) -> Tab
     if is_database(source):
         return _as_frame(next(_asked(str(source), form, columns)))
     path = _existing(source, None)
-    with _readable(path):
+    with _readable(path, form):
         if path.is_dir() or path.suffix == ".parquet":
             parquet = ParquetTable(path, form)
             return next(parquet.row_blocks(columns, BLOCK_ROWS), parquet)
@@ -158,7 +158,7 @@ def column_names(
     if is_database(source):
         return list(next(_asked(str(source), form)).column_names)
     path = _existing(source, setting)
-    with _readable(path):
+    with _readable(path, form):
         if path.is_dir() or path.suffix == ".parquet":
             return list(ParquetTable(path).columns)
         return CsvRows(path, form).names
@@ -221,7 +221,8 @@ def _existing(source: Path | str, setting: str | None) -> Path:
 
 
 @contextmanager
-def _readable(path: Path | str) -> Iterator[None]:
+def _readable(path: Path | str, form: TableFormat | None = None) -> Iterator[None]:
+    encoding = None
     try:
         yield
     except DataError:
@@ -230,10 +231,12 @@ def _readable(path: Path | str) -> Iterator[None]:
         if isinstance(path, Path) and not isinstance(error, _UNREADABLE):
             raise
         if isinstance(error, UnicodeError) and isinstance(path, Path):
-            text_encoding(path)  # raises a clearer error if vfl does not read this encoding
+            encoding = text_encoding(path)  # raises a clearer error if vfl does not read it
         if isinstance(error, EOFError) and isinstance(path, Path):
             raise _cut_short(path) from None
-        raise _unreadable(path, type(error).__name__) from None  # the error's text may quote cells
+        fix = None if isinstance(path, str) else _cure(path, form or TableFormat(), encoding)
+        # The error's own text may quote cells.
+        raise _unreadable(path, type(error).__name__, fix) from None
 
 
 _UNREADABLE = (
@@ -242,7 +245,7 @@ _UNREADABLE = (
 )
 
 
-def _unreadable(path: Path | str, got: str) -> DataError:
+def _unreadable(path: Path | str, got: str, fix: str | None) -> DataError:
     if isinstance(path, str):
         return DataError(
             "the object store does not return this table",
@@ -256,7 +259,7 @@ def _unreadable(path: Path | str, got: str) -> DataError:
         where=str(path),
         got=got,
         want="CSV with a line of column names (also .gz, .bz2, .xz or .zip), or a .parquet file",
-        fix=_cure(path),
+        fix=fix,
     )
 
 
@@ -269,7 +272,7 @@ def _cut_short(path: Path) -> DataError:
     )
 
 
-def _cure(path: Path) -> str:
+def _cure(path: Path, form: TableFormat, encoding: str | None) -> str:
     if path.is_dir():
         return "write the Parquet files of this folder again"
     if path.suffix == ".parquet":
@@ -278,7 +281,7 @@ def _cure(path: Path) -> str:
         if not is_parquet:
             return "it is not a Parquet file: give its name the ending of its kind, such as .csv"
         return "write the file again; was it being written just now?"
-    return written_otherwise(path, TableFormat()) or (
+    return written_otherwise(path, form, encoding) or (
         "check the ending of the name, the separator and the encoding; vfl init --from "
         "TABLE detects them"
     )
