@@ -28,7 +28,10 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Augmentation(ABC):
-    """Base class: changes each training row independently, with torch's global generator."""
+    """Base class: changes each training row independently, with torch's global generator.
+
+    The session seeds this generator for each step, from the party's secret.
+    """
 
     def check(self, shape: Sequence[int]) -> None:
         """Refuse rows whose axes the augmentation cannot handle.

@@ -376,13 +376,18 @@ def _one_row_each(source: Source, ids: Facts, facts: Mapping[str, Facts]) -> str
     named = f"--id {ids.name} --repeats"
     how = f'"{named} latest:{dated}" keeps the latest row' if dated else f'"{named} first"'
     keeps = how if dated else f"{how} keeps the first row"
-    return f"if '{ids.name}' is the id, {keeps} of each, and \"mean\" averages them"
+    return (
+        f"if '{ids.name}' is the id, {keeps} of each, and \"mean\" averages them; for vfl join, "
+        "set repeats in [data] instead"
+    )
 
 
 def _repeats(id_column: str | None, how: str) -> Repeats:
     if id_column is None:
         raise ConfigError(
-            "repeated ids need the name of the id column", where="--repeats", fix="add --id COLUMN"
+            "repeated ids need the name of the id column",
+            where="--repeats, or repeats in [data]",
+            fix="add --id COLUMN",
         )
     return Repeats(id_column, how)
 

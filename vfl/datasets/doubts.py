@@ -2,8 +2,8 @@
 
 Each warning is one line with what was found, in which column, and a suggested fix. A warning
 contains names and counts, but no cells. The checks use the data that the training has read anyway,
-so no table is read twice. Each party gets the warnings about its own columns. Only the label party
-is warned of columns that predict the label, because only the label party has columns and labels.
+so no table is read twice. In a federation, each party gets the warnings about its own columns. Only
+a label party with columns is warned of columns that predict the label, namely of its own ones.
 """
 
 from __future__ import annotations

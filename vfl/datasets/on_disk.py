@@ -43,8 +43,8 @@ class OnDisk:
 
     Attributes:
         folder: folder of the unnamed files, which only their owner can access.
-        memory_bytes: bytes of memory for rows; the program itself, and a few bytes for each row,
-            need memory in addition to this.
+        memory_bytes: bytes of memory for rows. The program itself needs memory in addition to this,
+            and a few bytes for each row; with a private alignment, also each row's id.
     """
 
     folder: Path

@@ -138,11 +138,12 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
             share the columns evenly in order.
         label_party: name of the party that holds the labels; it also has columns if `parties`
             contains it.
-        protect, nodes, helper, epsilon: see `vfl.trees.mode.Trees`. n_estimators, learning_rate,
-            max_depth, max_leaves, grow_policy, max_bin, reg_lambda, reg_alpha, gamma,
-            min_child_weight, max_delta_step, subsample, colsample_bytree: parameters of XGBoost.
-                With the default max_bin of 255 and one bin for missing cells, a bin number fits in
-                one byte.
+        protect, nodes, helper, epsilon: see `vfl.trees.mode.Trees`.
+        n_estimators, learning_rate, max_depth, max_leaves, grow_policy: parameters of XGBoost.
+        max_bin: parameter of XGBoost. With the default of 255 and one bin for missing cells, a bin
+            number fits in one byte.
+        reg_lambda, reg_alpha, gamma, min_child_weight, max_delta_step: parameters of XGBoost.
+        subsample, colsample_bytree: parameters of XGBoost.
         own_rounds: number of boosting rounds, from the first one, whose trees split only on the
             label party's columns.
         monotone_constraints: column -> -1 or 1: the prediction may only fall, or only rise, with

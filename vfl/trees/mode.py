@@ -188,7 +188,7 @@ class Trees(CellsMode):
         )
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Return the differential privacy guarantee for each cell of a feature party.
+        """Return the guarantee for each training or validation cell of a feature party.
 
         For a row, the epsilons of all columns of a party add up.
         """

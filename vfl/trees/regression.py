@@ -84,8 +84,8 @@ class Regression(CellsMode):
             f"{agreed.label_party} learns sums over rows, such as X^T X, and all coefficients of "
             "standardised columns; a feature party learns the coefficients of its own columns; "
             f"{self.helper} learns the margins of training rows that it cannot identify, unless it "
-            f"colludes with another party; each prediction shows {agreed.label_party} each party's "
-            "part of the row's margin"
+            f"colludes with another party; for each other row, {agreed.label_party} learns each "
+            "party's part of the margin"
         )
 
     def end(self, party: str, terms: Terms, rows: OwnRows, place: Place) -> TrainingEnd:

@@ -67,7 +67,7 @@ def role_of(
     """Run the role of a party with ids, and return the session's rows.
 
     Raises:
-        BadOptionError: the protocol has a helper; a helper would see which of the sets are equal.
+        BadOptionError: the protocol has a helper, although `rows` is "token".
         ConsentError, ProtocolError: see `vfl.datasets.alignment.protocols`.
     """
     if rows == "intersection":
