@@ -2,9 +2,10 @@
 
 Each holder (party with shares) has one summand of every shared number. All holders except any one,
 even if they work together, learn nothing from their summands. The last role is the dealer: it deals
-correlated randomness and learns no shared value. A program is a function that receives an engine,
-an object that runs one party. All parties call the program with tensors of the same shapes; at the
-dealer a share is a placeholder: a shape without content.
+correlated randomness and learns no shared value; together with one holder, it would learn every
+opened value. A program is a function that receives an engine, an object that runs one party. All
+parties call the program with tensors of the same shapes; at the dealer a share is a placeholder: a
+shape without content.
 
 A tensor is opened once, under a mask u: all holders learn d = x - u, where x is the secret tensor
 and u a mask. A product of tensors x and y needs their openings e = x - u and f = y - v. The product

@@ -115,7 +115,7 @@ def private(
     Raises:
         PrivateLayerError: the module has a layer that cannot be computed on shares; the error names
             the layer and suggests a replacement.
-        BadOptionError: `timeout_s` is not positive, or is longer than a week; or an argument does
+        BadOptionError: `timeout_s` is shorter than 1 ms or longer than a week; or an argument does
             not suit this kind of module.
         RingRangeError: a weight is too large for the ring.
 
@@ -198,12 +198,12 @@ class PrivateModule(nn.Module):
 
         Args:
             inputs: inputs of axes (rows, columns), which P0 owns.
-            targets: targets of axes (rows, outputs) or (rows,), which P1 owns; 0 and 1 for
+            targets: targets of axes (rows, outputs) or (rows,), which P1 owns; from 0 to 1 for
                 "cross_entropy".
             loss: "squared" or "cross_entropy"; "cross_entropy" needs a final sigmoid.
             learning_rate: learning rate, by which the mean gradient of a batch is multiplied.
-            batch_size: number of rows in a batch; the last batch of an epoch has the remaining
-                rows, and is left out if it has only one row.
+            batch_size: number of rows in a batch, at most all rows; the last batch of an epoch has
+                the remaining rows, and is left out if it has only one row.
             epochs: number of passes over the rows.
             seed: public seed that determines the order of the rows.
 
