@@ -21,7 +21,11 @@ def horizontal(
     ],
     settings: Set = None,
     project: Annotated[
-        Path | None, option("Train with the parties of a project, on their own tables, by Flower.")
+        Path | None,
+        option(
+            "Train once with the parties of a project, on their own tables, by Flower; variants"
+            " and sweeps have no effect."
+        ),
     ] = None,
     engine: Annotated[
         Literal["process", "ray"],
@@ -35,9 +39,8 @@ def horizontal(
 ) -> None:
     """Train one network over clients that have different rows of the same columns.
 
-    If an earlier command was interrupted, this command continues its trainings, and trains only
-    those that have no result yet. Change settings by options such as -s horizontal.epsilon=2 or -s
-    'sweep.seed=[0, 1, 2]'.
+    If an earlier command was interrupted, this command runs only the trainings that have no result
+    yet. Change settings by options such as -s horizontal.epsilon=2 or -s 'sweep.seed=[0, 1, 2]'.
     """
     from vfl.core.seeds import use_one_thread
     from vfl.horizontal.settings import read_horizontal

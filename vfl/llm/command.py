@@ -89,9 +89,10 @@ def init(
 ) -> None:
     """Write a project: one folder each for the model owner, the user and the dealer.
 
-    Each folder has an identity key and an llm.toml. This file contains the terms that all three
-    parties share, and the addresses and public keys of the other parties. By these terms, the model
-    owner consents to answer within their limits. Move each folder to the machine of its party.
+    Each folder has an identity key, the public keys of the other parties and an llm.toml. This file
+    contains the terms that all three parties share, and the addresses of other parties. By these
+    terms, the model owner consents to answer within their limits. Move each folder to the machine
+    of its party.
     """
     from vfl.llm.project import private_model, write_llm_project
 
@@ -131,7 +132,9 @@ def deal(
     folder: Folder,
     prompt_tokens: Annotated[int, option("Tokens of the question.", min=1)] = 16,
     max_tokens: MaxTokens = 16,
-    questions: Annotated[int, option("Number of questions for which to deal material.", min=1)] = 1,
+    questions: Annotated[
+        int, option("Number of questions, or of batches, for which to deal material.", min=1)
+    ] = 1,
     texts: Annotated[
         int, option("Number of questions that will be asked together, as one batch.", min=1)
     ] = 1,
