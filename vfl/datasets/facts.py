@@ -77,9 +77,9 @@ class Facts:
     Attributes:
         different: number of different cells; None if there are more different cells than the code
             counts.
-        unique: whether every row has a cell, and no two rows the same one. The attribute is False
-            for a column of other numbers or dates with too many different cells to count, unless it
-            is named as the id.
+        unique: whether every row has a cell, and no two rows the same one. If a column of decimals
+            or of a date type has too many different cells to count, the attribute is False, unless
+            the column is named as the id.
         whole_numbers: whether all cells are whole numbers; `long` states whether some of them
             exceed the exact range of id_type = "number".
         repeated: number of cells that equal an earlier cell; 0 if repeated cells are not counted.

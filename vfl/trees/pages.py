@@ -13,8 +13,8 @@ from vfl.trees.command import column_name, importance_of
 
 _OF_REGRESSION = (
     "Coefficients are for columns with mean 0 and standard deviation 1 in the training rows. The "
-    "columns of a feature party have numbers here; the page in the party's own run folder shows "
-    "their names."
+    "columns of a feature party have numbers here; card.json in the party's own part of the run "
+    "has their names."
 )
 
 

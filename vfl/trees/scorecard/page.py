@@ -279,7 +279,7 @@ def _of_points(loaded: LoadedCard) -> str:
     return (
         f"A score is the sum of the points of a row's bins.{base} Weight of evidence: ln(share of "
         f"goods / share of bads). A bin with fewer than {loaded.mode.floor} training rows has the "
-        "weight 0, and nothing else is computed for it."
+        "weight 0, and this page shows only its points."
     )
 
 
@@ -498,8 +498,8 @@ def _told(mode: Scorecard) -> str:
     return (
         "Another party learns the weight of evidence of each merged bin of its own columns; with "
         "its own counts it can derive their bad rates. It learns nothing about bins with "
-        f"fewer than {mode.floor} rows, and at most {mode.budget} numbers in a training. For each "
-        f"requested row, the party answers with {answers}."
+        f"fewer than {mode.floor} rows, and at most {mode.budget} weights of evidence in a training. "
+        f"For each requested row, the party answers with {answers}."
     )
 
 
