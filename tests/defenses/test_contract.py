@@ -190,24 +190,24 @@ class Promising(Defense):
         return (PrivacyStatement("labels", "everybody", epsilon=1.0),)
 
 
-HOOKS = "a_training_goes_through_its_hooks"
-MODELS = "wrapped_models_train_and_what_is_fitted_is_saved"
-SAID = "what_it_takes_is_said_before_it_is_built"
-STATED = "its_side_its_promise_and_its_refusals_are_stated"
-PREDICTION = "a_prediction_needs_no_secret_and_does_not_depend_on_its_batch"
+HOOKS = "hooks_keep_shapes_and_are_reproducible"
+MODELS = "wrapped_models_train_and_save_fitted_weights"
+COST = "cost_is_known_from_shapes_alone"
+DECLARED = "side_promises_and_refusals_are_declared"
+PREDICTION = "prediction_is_deterministic_and_independent_of_its_batch"
 BROKEN = [
-    (Shrinking, SAID, "becomes smaller for more rows"),
+    (Shrinking, COST, "becomes smaller for more rows"),
     (Unsaved, MODELS, "not part of the weights"),
     (InPlace, HOOKS, "changed in place: gradient"),
     (GlobalNoise, HOOKS, "a global random generator changed: torch"),
     (Detached, "gradients_flow_through", "logits lost its graph"),
     (BatchScaled, PREDICTION, "a row's prediction depends on the other rows"),
     (Averageable, PREDICTION, "could average"),
-    (Unhelpful, STATED, "suggests no fix"),
+    (Unhelpful, DECLARED, "suggests no fix"),
     (Forgetful, "state_survives_a_checkpoint", "not restored"),
-    (Misplaced, STATED, "embedding never run at side 'label'"),
-    (Unrelated, "what_comes_back_keeps_its_axes", "without a gradient graph"),
-    (Promising, STATED, "needs both an epsilon and its unit, or neither"),
+    (Misplaced, DECLARED, "embedding never run at side 'label'"),
+    (Unrelated, "restorer_keeps_shapes_and_trains", "without a gradient graph"),
+    (Promising, DECLARED, "needs both an epsilon and its unit, or neither"),
 ]
 
 
