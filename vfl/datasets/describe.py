@@ -505,8 +505,8 @@ def _report(
         )
     if fact.rounded and kind == "number":
         notes.append(
-            "some whole numbers are beyond 2**53 (9e15), of which only about 16 digits are read, and "
-            "about 7 stay in inputs; if they are codes, leave the column out"
+            "some whole numbers are beyond 2**53 (9e15): vfl reads about 16 digits of them, and "
+            "inputs keep about 7; if they are codes, leave the column out"
         )
     if fact.infinite:
         notes.append(

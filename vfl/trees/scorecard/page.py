@@ -498,8 +498,8 @@ def _told(mode: Scorecard) -> str:
     return (
         "Another party learns the weight of evidence of each merged bin of its own columns; with "
         "its own counts it can derive their bad rates. It learns nothing about bins with "
-        f"fewer than {mode.floor} rows, and at most {mode.budget} weights of evidence in a training. "
-        f"For each requested row, the party answers with {answers}."
+        f"fewer than {mode.floor} rows, and at most {mode.budget} weights of evidence in a "
+        f"training. For each requested row, the party answers with {answers}."
     )
 
 
