@@ -179,7 +179,7 @@ def remove(label: LabelFolder, name: str) -> Change:
         key.unlink()
     dropped, kept = _drop_positions(read_party_file(label.party_file), name)
     _note(label.party_file, "removed", name)
-    done = [f"{name} is no longer part of the experiment; a running vfl up withdraws its key now"]
+    done = [f"{name} is no longer part of the experiment, and vfl up withdraws its key"]
     if dropped or kept:
         done.append(
             f"the row positions of {name} were removed from {dropped + kept} versions of alignments"

@@ -648,7 +648,8 @@ class Questions:
         except inference.FormError as mistake:
             raise _RefusedQuestion(_ill_formed(str(mistake))) from None
         except ValidationError:  # the error is not passed on, because its text quotes the request
-            raise _RefusedQuestion(_ill_formed("the ids must be texts or whole numbers")) from None
+            what = "there must be ids, and all ids and columns must be texts or numbers"
+            raise _RefusedQuestion(_ill_formed(what)) from None
         result = await self._result(asked, client, service, now)
         rows = [json.loads(row) for row in result.rows]
         whole, binary = inference.response(request, *about, rows)

@@ -69,9 +69,9 @@ def export_half(
         bottom: spec of the party's own bottom model, if the party file sets one.
 
     Returns:
-        The path of the written file, and the largest difference of its outputs from torch's outputs
-        on random inputs, relative to the largest output. The difference is None if the runtime that
-        would compute the file is not installed.
+        A record: the paths of the written files, the names of inputs and output, and the largest
+        difference of the outputs from torch's outputs on random inputs, relative to the largest
+        output. The difference is None if the runtime that would compute the file is not installed.
 
     Raises:
         RunFolderError: the party's part is missing or damaged, or belongs to another run.
