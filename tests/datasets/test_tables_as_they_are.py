@@ -644,6 +644,12 @@ def test_points_that_may_group_thousands_are_noted(tmp_path, cells, sep, noted):
         assert {*read_table(path, form)["x"]} >= {1234.0, 7251.0}
 
 
+def test_a_column_that_begins_without_cells_hides_no_grouped_thousands(tmp_path):
+    lines = [f"{row};{1 + row % 900}.{row % 1000:03};" for row in range(400)]
+    path = written(tmp_path, "\n".join(["id;x;y", *lines, "400;1.500;12.25", ""]))
+    assert any('numbers = { "x" = ","' in note for note in describe(path).notes)
+
+
 def test_numbers_whose_first_digits_are_equal_are_not_called_equal(tmp_path):
     path = written(tmp_path, table([str(2**64 - 1 - row) for row in range(ROWS)], names="id,x"))
     assert (

@@ -279,8 +279,9 @@ def may_be_thousands(source: Source, form: TableFormat, names: Sequence[str]) ->
     cells = [pc.utf8_trim_whitespace(rows.column(name)).unique() for name in names]
     pointed = [pc.match_substring_regex(each, r"^[-+]?[1-9]\d{0,2}\.\d{3}$") for each in cells]
     short = [pc.match_substring_regex(each, r"^([-+]?\d{1,3}|\D*)$") for each in cells]
-    grouped = all(pc.all(pc.or_(*each)).as_py() for each in zip(pointed, short, strict=True))
-    return list(names) if grouped and any(pc.sum(each).as_py() >= 3 for each in pointed) else []
+    able = (pc.all(pc.or_(*each), min_count=0) for each in zip(pointed, short, strict=True))
+    counts = [pc.sum(each, min_count=0).as_py() for each in pointed]  # without missing cells
+    return list(names) if all(one.as_py() for one in able) and max(counts) >= 3 else []
 
 
 class CsvRows:

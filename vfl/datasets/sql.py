@@ -30,7 +30,7 @@ def query_blocks(source: str, query: str | None, rows: int) -> Iterator[pa.Recor
     Raises:
         DataError: there is no query, or the database does not answer it; the error omits the
             database's own message, which may quote cells.
-        MissingDataError: a package that reads this database is not installed.
+        MissingDataError: the database's file or a package that reads it is missing.
     """
     if not query:
         raise DataError(

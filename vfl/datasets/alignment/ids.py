@@ -193,6 +193,7 @@ def read_ids(table: Table, name: str, where: str) -> np.ndarray:
     Raises:
         MissingColumnError: the table lacks the id column.
         MisalignedError: some rows have no id; the error states how many.
+        DataError: see `id_texts`.
     """
     blocks = list(id_blocks(table, name, where))
     return np.concatenate(blocks) if blocks else np.empty(0, dtype=object)

@@ -79,6 +79,7 @@ def align(
     Raises:
         MissingColumnError: a table lacks the id column.
         MisalignedError: ids are missing or repeated, or the parties have very few common ids.
+        DataError: see `id_texts`.
     """
     named = dict.fromkeys(frames, id_column) if isinstance(id_column, str) else id_column
     found = {
@@ -132,6 +133,7 @@ def sorted_ids(frame: Table, id_column: str, where: str, id_type: IdType) -> tup
         MissingColumnError: the table lacks the id column.
         MisalignedError: ids are missing or repeated, or are not whole numbers although `id_type`
             requires it.
+        DataError: see `id_texts`.
     """
     check_column(frame.columns, id_column, f"the id column of {where}", "data.id")
     missing = sum(int(block.isna().sum()) for block in column_blocks(frame, id_column))
