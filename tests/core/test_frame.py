@@ -25,7 +25,7 @@ from vfl.core.frame import (
     to_bytes,
 )
 
-FRAME = Frame(Kind.GRAD, step=0x01020304, payload=b"values", branch=0x0506)
+FRAME = Frame(Kind.GRAD, step=0x01020304, payload=b"values", peer=0x0506)
 
 
 def bitwise_crc32(data):
@@ -51,9 +51,9 @@ def changed(offset, value):
 
 def test_the_layout():
     raw = to_bytes(FRAME)
-    body, version, kind, branch, step, crc = struct.unpack_from("<IBBHII", raw)
+    body, version, kind, peer, step, crc = struct.unpack_from("<IBBHII", raw)
     assert struct.calcsize("<IBBHII") == HEADER_BYTES == 16
-    assert (body, version, kind, branch, step) == (6, 0x51, 4, 0x0506, 0x01020304)
+    assert (body, version, kind, peer, step) == (6, 0x51, 4, 0x0506, 0x01020304)
     assert raw[16:] == b"values"
     assert crc == bitwise_crc32(raw[:12] + b"values")
 
@@ -121,11 +121,11 @@ def test_any_bytes_are_a_frame_or_a_frame_error(raw):
 @given(
     kind=st.sampled_from(Kind),
     step=st.integers(0, 2**32 - 1),
-    branch=st.integers(0, 2**16 - 1),
+    peer=st.integers(0, 2**16 - 1),
     payload=st.binary(max_size=200),
 )
-def test_frames_come_back_as_they_went(kind, step, branch, payload):
-    sent = Frame(kind, step, payload, branch)
+def test_frames_come_back_as_they_went(kind, step, peer, payload):
+    sent = Frame(kind, step, payload, peer)
     assert from_bytes(to_bytes(sent)) == sent
 
 

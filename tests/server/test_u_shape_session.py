@@ -118,7 +118,7 @@ def test_a_frame_that_was_changed_on_its_way_ends_the_session(session, monkeypat
     def hand_on(self, sender, frame):
         if frame.kind is Kind.CUT and frame.step == 2:
             changed = bytes([frame.payload[0] ^ 1]) + bytes(frame.payload[1:])
-            frame = Frame(frame.kind, frame.step, changed, frame.branch)
+            frame = Frame(frame.kind, frame.step, changed, frame.peer)
         real(self, sender, frame)
 
     monkeypatch.setattr(Switchboard, "_hand_on", hand_on)

@@ -90,7 +90,7 @@ def test_a_message_about_values_shows_none_of_them():
         Frame(Kind.GRAD, 5, GRADIENT),
         Frame(Kind.CUT, 4, GRADIENT),
         Frame(Kind.ACK, 4),
-        Frame(Kind.GRAD, 4, GRADIENT, branch=1),
+        Frame(Kind.GRAD, 4, GRADIENT, peer=1),
     ],
     ids=["replayed", "ahead", "kind", "receipt", "abandoned"],
 )
@@ -110,7 +110,7 @@ def test_a_frame_out_of_turn_leaves_the_bottom_as_it_was(start, frame):
 
 @pytest.mark.parametrize(
     "frame",
-    [Frame(Kind.CUT, 3, GRADIENT), Frame(Kind.QUERY, 4), Frame(Kind.CUT, 4, GRADIENT, branch=2)],
+    [Frame(Kind.CUT, 3, GRADIENT), Frame(Kind.QUERY, 4), Frame(Kind.CUT, 4, GRADIENT, peer=2)],
     ids=["replayed", "query", "abandoned"],
 )
 def test_a_frame_out_of_turn_at_the_label_party(start, frame):
@@ -119,8 +119,8 @@ def test_a_frame_out_of_turn_at_the_label_party(start, frame):
     game.feature_link.send(frame)
     with pytest.raises(ProtocolError, match="unexpected message from party 'bank'") as caught:
         game.label.receive_cut(4, 5)
-    assert caught.value.want == "CUT of step 4, branch 0"
-    assert caught.value.got == f"{frame.kind.name} of step {frame.step}, branch {frame.branch}"
+    assert caught.value.want == "CUT of step 4, peer 0"
+    assert caught.value.got == f"{frame.kind.name} of step {frame.step}, peer {frame.peer}"
 
 
 def test_a_gradient_cannot_be_applied_twice(start):

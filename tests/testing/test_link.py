@@ -34,14 +34,14 @@ class Padding(LocalLink):
     """Cannot carry nothing."""
 
     def send(self, frame):
-        super().send(Frame(frame.kind, frame.step, frame.payload or b"\0", frame.branch))
+        super().send(Frame(frame.kind, frame.step, frame.payload or b"\0", frame.peer))
 
 
 class Cutting(LocalLink):
     """Has a longest frame, and does not say so."""
 
     def send(self, frame):
-        super().send(Frame(frame.kind, frame.step, frame.payload[: 2**20], frame.branch))
+        super().send(Frame(frame.kind, frame.step, frame.payload[: 2**20], frame.peer))
 
 
 class WholeBuffers(LocalLink):
@@ -49,7 +49,7 @@ class WholeBuffers(LocalLink):
 
     def send(self, frame):
         payload = getattr(frame.payload, "obj", frame.payload)
-        super().send(Frame(frame.kind, frame.step, payload, frame.branch))
+        super().send(Frame(frame.kind, frame.step, payload, frame.peer))
 
 
 class Unclosed(LocalLink):

@@ -7,7 +7,7 @@ All numbers are little-endian:
     4       1      u8    `version`     0x51: high nibble 5 marks a frame of vfl, low nibble is
                                        version 1
     5       1      u8    `kind`        see below
-    6       2      u16   `branch`      a party's number in a frame that the label party relays, or 0
+    6       2      u16   `peer`        a party's number in a frame that the label party relays, or 0
     8       4      u32   `step`        number of the exchange, the same on both sides
     12      4      u32   `crc32`       CRC-32 (zlib) of bytes 0 to 11 and the payload; over TLS
                                        only of bytes 0 to 11, because TLS detects errors too
@@ -102,14 +102,14 @@ class Frame:
         kind: kind of the message, which determines the payload's content.
         step: number of the training step or query, the same at both parties.
         payload: encoded bytes; a resend repeats the same bytes.
-        branch: number of the receiver or sender, if the label party relays the frame between two
+        peer: number of the receiver or sender, if the label party relays the frame between two
             other parties (`vfl.session.relay`); otherwise 0.
     """
 
     kind: Kind
     step: int = 0
     payload: Payload = b""
-    branch: int = 0
+    peer: int = 0
 
     @property
     def wire_bytes(self) -> int:
@@ -122,7 +122,7 @@ class Header(NamedTuple):
 
     body_bytes: int
     kind: Kind
-    branch: int
+    peer: int
     step: int
     crc: int
     fields: bytes
@@ -136,7 +136,7 @@ def pack_header(frame: Frame, *, payload_checked: bool = True) -> bytes:
         payload_checked: whether the checksum also covers the payload. Over TLS, which already
             authenticates every byte, the checksum covers only the header.
     """
-    fields = _FIELDS.pack(len(frame.payload), VERSION, frame.kind, frame.branch, frame.step)
+    fields = _FIELDS.pack(len(frame.payload), VERSION, frame.kind, frame.peer, frame.step)
     return fields + _CRC.pack(_checksum(fields, frame.payload if payload_checked else b""))
 
 
@@ -164,7 +164,7 @@ def parse_header(raw: Payload, limit_bytes: PayloadLimit = LIMIT_BYTES) -> Heade
             "a frame ended inside its header", got=f"{len(raw)} bytes", want=f"{HEADER_BYTES} bytes"
         )
     fields = bytes(raw[: _FIELDS.size])
-    body_bytes, version, kind, branch, step = _FIELDS.unpack(fields)
+    body_bytes, version, kind, peer, step = _FIELDS.unpack(fields)
     if version != VERSION:
         if version >> 4 != VERSION >> 4:
             raise CorruptFrameError("these bytes are not a vfl frame")
@@ -185,7 +185,7 @@ def parse_header(raw: Payload, limit_bytes: PayloadLimit = LIMIT_BYTES) -> Heade
     if known is None:
         raise CorruptFrameError("a frame of unknown kind", got=f"kind {kind}")
     (crc,) = _CRC.unpack_from(raw, _FIELDS.size)
-    return Header(body_bytes, known, branch, step, crc, fields)
+    return Header(body_bytes, known, peer, step, crc, fields)
 
 
 def join(header: Header, payload: Payload, *, payload_checked: bool = True) -> Frame:
@@ -203,7 +203,7 @@ def join(header: Header, payload: Payload, *, payload_checked: bool = True) -> F
         )
     if _checksum(header.fields, payload if payload_checked else b"") != header.crc:
         raise CorruptFrameError("a frame's checksum does not match its bytes")
-    return Frame(header.kind, header.step, payload, header.branch)
+    return Frame(header.kind, header.step, payload, header.peer)
 
 
 def _checksum(fields: bytes, payload: Payload) -> int:

@@ -494,7 +494,7 @@ class LabelSession:
             carried = rules.peers(self.terms)
 
         def count(party: str, way: str, frame: Frame) -> None:
-            if not frame.branch or party in carried:
+            if not frame.peer or party in carried:
                 ledger(party, way, frame)
 
         return count

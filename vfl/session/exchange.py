@@ -199,11 +199,11 @@ def expect(link: Link, kind: Kind, step: int, sender: str) -> Frame:
             received; the model has not changed.
     """
     frame = link.receive()
-    if frame.kind is not kind or frame.step != step or frame.branch != 0:
+    if frame.kind is not kind or frame.step != step or frame.peer != 0:
         raise ProtocolError(
             f"received an unexpected message from {sender}",
-            got=f"{frame.kind.name} of step {frame.step}, branch {frame.branch}",
-            want=f"{kind.name} of step {step}, branch 0",
+            got=f"{frame.kind.name} of step {frame.step}, peer {frame.peer}",
+            want=f"{kind.name} of step {step}, peer 0",
         )
     return frame
 

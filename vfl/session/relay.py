@@ -1,10 +1,10 @@
 """Messages between two parties without a direct network connection; the label party relays them.
 
-In a frame from one feature party to another, `branch` is the receiver's number: its position among
+In a frame from one feature party to another, `peer` is the receiver's number: its position among
 the parties that have a stream to the label party, counted from 1. In a frame for the label party,
-`branch` is 0. The payload of a relayed frame is encrypted and authenticated end to end; the
+`peer` is 0. The payload of a relayed frame is encrypted and authenticated end to end; the
 authentication covers the frame's kind and step. When the label party forwards a frame, it replaces
-the receiver's number in `branch` with the sender's number.
+the receiver's number in `peer` with the sender's number.
 """
 
 from __future__ import annotations
@@ -287,9 +287,9 @@ class SealedLinks:
 
     def _keep(self, frame: Frame) -> None:
         numbers = {0, *map(self._number, self._seals.others)}
-        if frame.branch not in numbers or len(self._waiting[frame.branch]) >= self._most:
+        if frame.peer not in numbers or len(self._waiting[frame.peer]) >= self._most:
             raise _out_of_turn(frame, "the label party")
-        self._waiting[frame.branch].append(frame)
+        self._waiting[frame.peer].append(frame)
 
     def _number(self, name: str) -> int:
         return 1 + self._parties.index(name)
@@ -428,7 +428,7 @@ class Switchboard:
 
     def take(self, sender: str, frame: Frame) -> None:
         """Relay a frame to another party, or buffer a frame for the label party."""
-        if frame.branch:
+        if frame.peer:
             self._hand_on(sender, frame)
         elif len(self._waiting[sender]) < self.most:
             self._waiting[sender].append(frame)
@@ -440,8 +440,8 @@ class Switchboard:
         return self._waiting[name].popleft() if self._waiting[name] else None
 
     def _hand_on(self, sender: str, frame: Frame) -> None:
-        known = frame.branch <= len(self._names)
-        receiver = self._names[frame.branch - 1] if known else sender
+        known = frame.peer <= len(self._names)
+        receiver = self._names[frame.peer - 1] if known else sender
         if not self._pairs(sender, receiver):
             raise _out_of_turn(frame, f"party '{sender}'")
         number, self.waits_for = 1 + self._names.index(sender), receiver
@@ -513,6 +513,6 @@ class Carried(_Pair):
 def _out_of_turn(frame: Frame, sender: str) -> ProtocolError:
     return ProtocolError(
         f"an unexpected message from {sender}",
-        got=f"{frame.kind.name} of step {frame.step}, branch {frame.branch}",
+        got=f"{frame.kind.name} of step {frame.step}, peer {frame.peer}",
         want="a frame of this session for this party",
     )

@@ -93,7 +93,7 @@ class LinkContract:
 
 
 def _fields(frame: Frame) -> tuple[Kind, int, bytes, int]:
-    return frame.kind, frame.step, bytes(frame.payload), frame.branch
+    return frame.kind, frame.step, bytes(frame.payload), frame.peer
 
 
 def _beside(send: Callable[[Frame], None], *frames: Frame) -> threading.Thread:

@@ -982,7 +982,7 @@ class DealerEnd:
         if frame.kind is Kind.DONE:
             return frame
         asks = frame.kind in (Kind.OPENING, Kind.QUERY_OPENING)
-        if not asks or frame.branch != 0 or not self._dealers:
+        if not asks or frame.peer != 0 or not self._dealers:
             raise ProtocolError(
                 "the label party sent the dealer an unexpected message",
                 got=frame.kind.name,

@@ -253,10 +253,10 @@ class Permuted(NetworkMode):
     # remaining party. Such a frame has the kind OPENING and needs no number of its receiver.
 
     def on_stream(self, frame: Frame) -> Frame:
-        return Frame(Kind.OPENING, frame.step, frame.payload) if frame.branch else frame
+        return Frame(Kind.OPENING, frame.step, frame.payload) if frame.peer else frame
 
     def off_stream(self, frame: Frame, other: int) -> Frame:
-        if frame.kind is not Kind.OPENING or frame.branch:
+        if frame.kind is not Kind.OPENING or frame.peer:
             return frame
         return Frame(Kind.PROTOCOL, frame.step, frame.payload, other)
 

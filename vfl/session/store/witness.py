@@ -353,7 +353,7 @@ class Standing:
         peer = party if self._leads else self._label_party
         if peer in self._counts:
             self._counts[peer] += 1
-            if frame.kind in (Kind.CUT, Kind.GRAD) and not frame.branch:
+            if frame.kind in (Kind.CUT, Kind.GRAD) and not frame.peer:
                 self.received[peer] = max(frame.step + 1, self.received.get(peer, 0))
 
     def conclude(self, counts: Mapping[str, int]) -> None:
