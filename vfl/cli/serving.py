@@ -56,7 +56,7 @@ def serve(
     port: Annotated[int | None, _option("Port to listen on; 0 takes a free one.", "8080")] = None,
     token: Annotated[
         Path | None,
-        _option("File with the clients' token; by default RUN/serve.token."),
+        _option("File with the clients' tokens, one per line; by default RUN/serve.token."),
     ] = None,
     certificate: Annotated[Path | None, _option("Certificate for TLS, PEM.")] = None,
     key: Annotated[Path | None, _option("Its private key, PEM.")] = None,

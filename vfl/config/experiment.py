@@ -177,8 +177,8 @@ class DataSettings(TableSettings):
         rows: largest number of rows: of a data set by name, the first rows are used; of tables, the
             rows are drawn with the seed from the rows that all parties have.
         folds, fold: test on fold number `fold` (counted from 1) of this many equal folds, which
-            have equal numbers of rows of each class; `validation` is then a share of all other
-            rows.
+            have equal numbers of rows of each class, if labels are classes; `validation` is then a
+            share of all other rows.
         side, classes: `side` is the height and width of images in pixels; `classes` is the number
             of classes to keep, counted from the first class.
         vocabulary: number of different token numbers, including the numbers for padding and for

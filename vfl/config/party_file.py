@@ -267,7 +267,8 @@ class ServeSettings(Settings):
     Attributes:
         host, port: address of the service; port 0 takes a free port. An address outside this
             machine needs TLS.
-        token: file with the clients' token, readable only by its owner; it is created if missing.
+        token: file with the clients' tokens, one per line, readable only by its owner; if it is
+            missing, it is created with one token.
         certificate, key: PEM files for TLS.
         client_ca: PEM file of the authority that must have signed the clients' certificates (mutual
             TLS).

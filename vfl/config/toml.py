@@ -116,7 +116,7 @@ OptionalHostPort = Annotated[str, AfterValidator(lambda text: text and str(parse
 
 
 def several(value: Any) -> Any:
-    """Return a list; a single value that was given without a list becomes a list."""
+    """Return a single text or number as a tuple of one; return other values unchanged."""
     return (value,) if isinstance(value, str | int | float) else value
 
 

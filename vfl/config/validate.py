@@ -94,7 +94,7 @@ def of_data(data: DataSettings) -> Iterator[str]:
         have = f"data.folds is {data.folds}" if data.folds else "data.folds is not set"
         yield f"fold = {data.fold}, and {have}"
     if data.folds and data.split == "shuffled":
-        yield "folds are stratified; leave split = 'shuffled' out"
+        yield "folds are a split of their own: leave split = 'shuffled' out"
     if data.memory is not None:
         if data.folds or data.split == "stratified":
             yield "memory keeps the table on disk, but folds and strata need all labels at once"
