@@ -218,7 +218,7 @@ class _Column:
 
     @property
     def counted(self) -> bool:
-        """Return whether more distinct cells must be counted; beyond `_MOST` only ids need this."""
+        """Return whether to count more distinct cells; beyond `_MOST`, only for possible ids."""
         able = self.is_id or "text" in self.kinds or (self.whole and "number" in self.kinds)
         return able or not self.many
 

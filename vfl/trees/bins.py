@@ -83,7 +83,7 @@ def fit_bins(cells: np.ndarray, categories: tuple[int, ...], max_bin: int) -> Bi
     """Compute the bins of a party's columns from its training rows.
 
     A column of numbers with at most `max_bin` different values gets a bin for each value. A column
-    with more values gets the edges that XGBoost's `hist` method chooses for the same cells, see
+    with more values gets edges like those of XGBoost's `hist` method for the same cells; see
     `quantile_edges`.
 
     Args:

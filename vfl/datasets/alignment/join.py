@@ -178,7 +178,8 @@ def whole_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
         MisalignedError: some texts are not whole numbers.
     """
     try:
-        return np.array([int(_FRACTION.sub("", text)) for text in cells], dtype=np.int64)
+        whole = (text if text.isdigit() else _FRACTION.sub("", text) for text in cells)
+        return np.array([*map(int, whole)], dtype=np.int64)
     except (ValueError, OverflowError):  # the error of int() would quote the id
         raise MisalignedError(
             f"the ids of {where} are not all whole numbers of 64 bits",

@@ -168,8 +168,8 @@ class ReviewPolarity(DataSource):
     def read(self, asked: Request) -> Bundled:
         """Read reviews in the order of their names, alternately negative (0) and positive (1).
 
-        The folder `asked.root` contains the file ``review-polarity/review_polarity.tar.gz`` as its
-        authors publish it.
+        The folder of data sets (see `data_folder`) contains the file
+        ``review-polarity/review_polarity.tar.gz`` as its authors publish it.
 
         Raises:
             MissingDataError: the file does not exist.
@@ -207,8 +207,8 @@ class DBPediaClasses(DataSource):
     def read(self, asked: Request) -> Bundled:
         """Read articles in the order of the files, with the classes of the finest level.
 
-        The folder `asked.root` contains ``dbpedia-classes`` with the three csv files of the
-        published data set.
+        The folder of data sets (see `data_folder`) contains ``dbpedia-classes`` with the three csv
+        files of the published data set.
 
         Raises:
             MissingDataError: a file does not exist.
