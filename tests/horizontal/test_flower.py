@@ -15,7 +15,7 @@ import torch
 from horizontal_party import CLASSES, PRIVATE, one_round, refusal, write_party
 
 from vfl.config import PartyFile, to_toml
-from vfl.core.errors import PeerFailedError, ProtocolError, UserError
+from vfl.core.errors import ConsentError, PeerFailedError, ProtocolError, UserError
 from vfl.core.seeds import Secret
 from vfl.horizontal import Averager, NoisePlan, plan_noise, simulate
 from vfl.horizontal.client import build_model
@@ -35,7 +35,7 @@ with warnings.catch_warnings():  # importing typer, as flwr does, uses what newe
         layers_in,
         simulated_client_app,
     )
-    from vfl.horizontal.party import add_rounds
+    from vfl.horizontal.party import add_rounds, check_terms
 
 pytestmark = pytest.mark.usefixtures("within_a_run")
 KINDS = {
@@ -169,6 +169,16 @@ def test_a_party_refuses_what_it_does_not_consent_to(tmp_path, asked, consent, c
     party = write_party(tmp_path, consent)
     changed = HorizontalSettings(**asked.model_dump() | changed)
     assert told in refusal(party, changed)
+
+
+def test_a_server_that_draws_clients_in_secret_may_draw_one_in_every_round(tmp_path, asked):
+    party = write_party(tmp_path, "max_epochs = 8")
+    changed = {"noise": "server", "clients": 6, "sampled": 1, "rounds": 30}
+    terms = SimpleNamespace(
+        settings=HorizontalSettings(**asked.model_dump() | changed), layers={}, run="run"
+    )
+    with pytest.raises(ConsentError, match="16 passes over the rows"):
+        check_terms(party, terms, torch.zeros(60, 4))
 
 
 def test_a_party_that_never_heard_of_it_refuses(tmp_path, asked):

@@ -155,9 +155,8 @@ def spend(party: PartyFile, terms: Terms, plan: NoisePlan) -> int:
         raise DisagreementError("this is not a valid name of a run", want=_NAME.pattern)
     ledger = own_ledger(party)
     ledger.witness.require(terms.known, "the server")
-    most = settings.rounds if settings.noise == "server" else most_rounds(settings)
     new = Rounds(run=terms.run, settings=_digest(settings), epsilon=_counted(plan))
-    rounds_of(party).take(new, most, ledger.require_epsilon)
+    rounds_of(party).take(new, most_rounds(settings), ledger.require_epsilon)
     return ledger.witness.announce()
 
 

@@ -53,7 +53,12 @@ def participants(settings: HorizontalSettings, round_number: int) -> list[int]:
 
 
 def most_rounds(settings: HorizontalSettings) -> int:
-    """Return the largest number of rounds in which any single client takes part."""
+    """Return the largest number of rounds in which any single client takes part.
+
+    If the server adds noise, it draws the clients in secret, so that may be all rounds.
+    """
+    if settings.noise == "server":
+        return settings.rounds
     taken: Counter[int] = Counter()
     for number in range(1, settings.rounds + 1):
         taken.update(participants(settings, number))
@@ -128,7 +133,7 @@ def plan_noise(settings: HorizontalSettings, rows: int) -> NoisePlan:
     if settings.noise == "steps":
         rate, steps = min(1.0, settings.batch_size / rows), steps * settings.local_steps
     elif settings.noise == "server":
-        rate, steps = settings.sampled / settings.clients, settings.rounds
+        rate = settings.sampled / settings.clients
     multiplier = noise_for(settings.epsilon, settings.delta, steps, rate)
     spent = epsilon_of(GaussianSteps(multiplier, steps, rate), settings.delta)
     statement = _statement(settings, spent, ANALYTIC if rate == 1 else "rdp")
