@@ -6,11 +6,12 @@ import pytest
 from vfl.config import Experiment
 from vfl.core.errors import ConfigError, RunFolderError
 from vfl.core.storage import read_json, write_json
-from vfl.experiments import GridFolder
+from vfl.experiments import GridFolder, study
 from vfl.experiments.cells import GRID, experiment_digest
 from vfl.experiments.on_ray import RayCluster
 from vfl.experiments.pages import build_report, write_results
 from vfl.experiments.pages.build import list_runs
+from vfl.experiments.scheduler import FinishedCell
 from vfl.experiments.study import plan_study
 from vfl.training.run import load_data
 
@@ -89,3 +90,13 @@ def test_the_folder_of_another_format_is_refused_and_listed(tmp_path):
     (listed,) = list_runs(tmp_path)
     assert (listed.kind, listed.state) == ("grid", "damaged")
     assert "another version" in listed.sentence
+
+
+def test_a_failed_training_of_a_party_alone_is_a_failure_of_the_study(tmp_path, monkeypatch):
+    study_of = plan_study("compare", experiment("compare"))
+    failure = {"what": "too few rows", "exit": 2}
+    ended = FinishedCell(study_of.cells[0], failure, 1.0, 1, 1, 0.0, 1.0)
+    monkeypatch.setattr(study, "run_cells", lambda *arguments, **options: [])
+    monkeypatch.setattr(study, "train_alone", lambda *arguments: [ended])
+    found = study.run_study(study_of, tmp_path, "vfl compare x.toml")
+    assert found.failed == [ended]

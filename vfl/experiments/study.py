@@ -146,7 +146,7 @@ def run_study(
     """Train all cells that are not trained yet, and write tables and page.
 
     If all cells of a comparison or grid of an experiment file are trained, the function also trains
-    each party alone (`train_alone`), to show what each party gains.
+    each party alone (`train_alone`), on this machine, to show what each party gains.
 
     Args:
         study: the study to run.
@@ -171,7 +171,7 @@ def run_study(
         failed = run_cells(folder, chosen, jobs, device, on_end, cluster, recipe=recipe)
     whole = len(chosen) == len(study.cells) and recipe is None
     if study.kind != "value" and whole and len(study.experiment.parties) > 1:
-        train_alone(path, jobs, device, on_end)
+        failed += train_alone(path, jobs, device, on_end)
     return write_study(folder, failed)
 
 
