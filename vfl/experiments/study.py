@@ -146,7 +146,7 @@ def run_study(
     """Train all cells that are not trained yet, and write tables and page.
 
     If all cells of a comparison or grid of an experiment file are trained, the function also trains
-    each party alone (`train_alone`), on this machine, to show what each party gains.
+    each party alone on this machine (`train_alone`); the page shows what each party gains.
 
     Args:
         study: the study to run.
