@@ -282,7 +282,7 @@ def _wants_every_row(agreed: Agreed) -> Iterator[str]:
     if agreed.dp is not None:
         yield "[dp] does not account for the vector that replaces missing cuts and learns from rows"
     if agreed.tasks:
-        yield "several label parties ([[tasks]]) have separate rows"
+        yield "several label parties ([[tasks]]) need every row at every party"
     if agreed.middle is not None:
         yield "a party in the middle ([middle]) has no vector for a missing cut"
 

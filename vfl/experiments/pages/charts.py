@@ -23,7 +23,7 @@ _DOTS_UP_TO, _DOTS_IN_ALL = 30, 90
 STYLES = 8
 _BAR_ROW, _BAR_HEIGHT = 50, 16
 _BAR_LEFT, _BAR_RIGHT = 4, WIDTH - 4
-_ROOM = 4  # in units of the y axis; distance of the text below the top of a shaded area
+_ROOM = 4  # in units of the y axis; how far a chart extends below the top of a shaded area
 
 Position = tuple[float, float]
 
