@@ -62,7 +62,7 @@ _ACCEPTED, _REFUSED = b"+", b"-"
 _LENGTH_BYTES = 4
 _MAX_REQUEST_BYTES = 1 << 20
 #: Longest wait for an answer of the worker, in seconds; a worker that has just started answers only
-#: after all its imports.
+#: between two of its imports.
 _ANSWER_TIMEOUT_S = 30.0
 #: Pause between two restarts of the worker in seconds, so that a worker that dies immediately does
 #: not keep a core busy.

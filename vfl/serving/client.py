@@ -2,7 +2,8 @@
 
 The client needs neither torch nor a run's folder. It needs only this package, the service's
 address, and a file with the client's token; if a private authority signed the service's
-certificate, also the authority's certificate.
+certificate, also the authority's certificate; if the service requires a client certificate, also
+a file with that certificate and its private key.
 """
 
 from __future__ import annotations

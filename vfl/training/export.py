@@ -322,7 +322,7 @@ def _require_no_noise(half: _FeatureHalf, terms: Terms) -> None:
     drawn = [half.cut(rows, StepContext(secret=Secret(secrets.token_bytes(32)))) for _ in range(2)]
     if not torch.equal(*drawn):
         raise SpecError(
-            "this model adds noise to its outputs, which a file without the party's secret cannot",
+            "this model adds noise to its outputs with the party's secret; a file lacks it",
             got=f"defense = '{terms.defense}'",
             fix="serve it with vfl, or train with noise in training only",
         )
