@@ -76,6 +76,7 @@ def test_two_learners_of_two_layers_reach_more_than_one():
     [
         "logistic:at=cut+pixels",
         "logistic:unlabelled=co_training",
+        "logistic:unlabelled=mixmatch",
         "logistic:teacher=kmeans",
         "logistic:scaler=minmax",
         "mlp:loss=huber",

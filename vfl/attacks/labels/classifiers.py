@@ -374,6 +374,7 @@ class MLP(Composed):
     """
 
     defaults: ClassVar[dict[str, Any]] = {"scaler": "standard"}
+    mixes: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -443,8 +444,9 @@ class FineTuning(MLP):
     Source: thesis section 4.4.1; Fu et al. 2022 (model completion).
 
     Args:
-        steps: number of Adam steps, each on all leaked rows.
+        steps: number of Adam steps; by default, each is on all leaked rows.
         learning_rate: Adam's learning rate.
+        batch, recipe: see `MLP`.
         options: options of `MLP` and of all composed attacks; see `Composed`.
 
     Raises:

@@ -120,6 +120,7 @@ class Composed(Attack):
 
     Attributes:
         defaults: an attack's own defaults for the options below.
+        mixes: whether the attack's learner can train by MixMatch.
 
     Args:
         at: the layer whose outputs are the features, or several layers joined by +; see `features`.
@@ -148,6 +149,7 @@ class Composed(Attack):
 
     uses: ClassVar[frozenset[Grant]] = frozenset({Grant.LEAKED})
     defaults: ClassVar[dict[str, Any]] = {}
+    mixes: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -172,6 +174,13 @@ class Composed(Attack):
         if unlabelled == "co_training" and len(self.layers) < 2:
             raise BadOptionError(
                 "co-training needs two layers", where="option 'at'", got=at, want="cut+inputs"
+            )
+        if unlabelled == "mixmatch" and not self.mixes:
+            raise BadOptionError(
+                "this learner is no network, and only networks train by MixMatch",
+                where="option 'unlabelled'",
+                got=unlabelled,
+                want="self_training, or the attack mlp or fine_tuning",
             )
         self.scaler: Scaler = scaler
         self.unlabelled: Unlabelled = unlabelled
