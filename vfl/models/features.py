@@ -285,6 +285,11 @@ class PretrainedBottom(Bottom):
         return Question(self.tail, tuple(prompt), tuple(answers))
 
 
+def features_folder() -> Path:
+    """Return the folder of the features that bottoms with `keep=disk` have cached."""
+    return models_folder() / _ON_DISK
+
+
 class _Kept:
     """A frozen model with its cache of features; copies of a bottom share both.
 
@@ -301,7 +306,7 @@ class _Kept:
         self._folder: Path | None = None
         if reading is not None:
             name = hashlib.sha256(self.digest + reading.encode()).hexdigest()[:32]
-            self._folder = models_folder() / _ON_DISK / name
+            self._folder = features_folder() / name
             with locked(self._folder, _PATIENCE_S):
                 path = self._folder / _ROWS
                 end = 0

@@ -10,6 +10,8 @@ from vfl.config import PartyFile, read_party_file
 from vfl.core.errors import DataError, MisalignedError, MissingDataError, UserError
 from vfl.core.frame import HANDSHAKE_LIMIT_BYTES
 from vfl.datasets.alignment.positions import Agreed, Alignment
+from vfl.models.features import features_folder
+from vfl.models.pretrained import ENVIRONMENT
 from vfl.session import SessionMessage
 from vfl.session.handshake import MESSAGE_LIMIT_BYTES, MOST_TOLD, Introduction, Withdrawn
 from vfl.session.store.erasure import forget, read_list
@@ -88,6 +90,14 @@ def test_no_id_is_shown(party, tmp_path):
     done = forget(party(), ["secret-id", "not-there"])
     assert (done.asked, done.found) == (2, 1)
     assert "secret-id" not in f"{done} {done.remains()}"
+
+
+def test_features_cached_on_disk_are_named_as_what_remains(party, tmp_path, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "models"))
+    (tmp_path / "bank.csv").write_text("key,x\na,1\n")
+    assert "keep=disk" not in " ".join(forget(party(), ["a"]).remains())
+    features_folder().mkdir(parents=True)
+    assert str(features_folder()) in " ".join(forget(party(), ["a"]).remains())
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xff\xfe\x00a"])

@@ -46,6 +46,7 @@ from vfl.datasets.alignment.positions import (
     last_versions,
     versions,
 )
+from vfl.models.features import features_folder
 from vfl.session.store.party_folder import (
     EXPLANATIONS,
     PartyFolder,
@@ -204,6 +205,8 @@ class Forgotten:
                 f"again: {', '.join(self.at_work)}"
             )
         said.append("a running service keeps the data in memory until it restarts")
+        if (features := features_folder()).is_dir():
+            said.append(f"features cached with keep=disk are not changed; delete {features}")
         said.append("copies and backups of this folder are not changed")
         return said
 
