@@ -10,6 +10,7 @@ from vfl.compression import StepContext
 from vfl.core.errors import SpecError
 from vfl.core.seeds import Secret, generator
 from vfl.defenses import LabelKind, make
+from vfl.models.losses import CrossEntropy, Focal
 
 LENDER, OTHER = (Secret.of_simulation(0, name) for name in ("lender", "other"))
 GRAD = torch.randn(10, 7, generator=generator(0, "grad"))
@@ -57,6 +58,11 @@ class TestTpsl:
             make("tpsl").prepare(LabelKind(None))
         with pytest.raises(SpecError, match="every row to weigh the same"):
             make("tpsl").prepare(LabelKind(2, weighted=True))
+        with pytest.raises(SpecError, match="the gradient of the cross-entropy"):
+            make("tpsl").prepare(LabelKind(2, loss=Focal()))
+        with pytest.raises(SpecError, match="one gradient of a row in an epoch"):
+            make("tpsl").prepare(LabelKind(2, local_steps=2))
+        make("tpsl").prepare(LabelKind(2, loss=CrossEntropy(smoothing=0.1)))
 
 
 class TestAveraging:

@@ -13,6 +13,7 @@ from vfl.core.seeds import Secret, generator, scoped
 from vfl.defenses import LabelKind, make
 from vfl.defenses.mixup import mixture
 from vfl.defenses.passport import PassportLayer
+from vfl.models.losses import CrossEntropy, Focal
 
 INPUTS = torch.randn(6, 3, generator=generator(0, "inputs"))
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -47,10 +48,23 @@ class TestMixup:
         shares = [mixture(step, 2, 0.4, 0)[1] for step in range(500)]
         assert kstest(shares, "beta", args=(0.4, 0.4)).pvalue > 0.01
 
-    @pytest.mark.parametrize("kind", [LabelKind(None), LabelKind(3, weighted=True)])
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            LabelKind(None),
+            LabelKind(3, weighted=True),
+            LabelKind(3, loss=Focal()),
+            LabelKind(3, loss=CrossEntropy(smoothing=0.1)),
+        ],
+    )
     def test_losses_that_are_not_linear_in_labels_alike_are_refused(self, kind):
         with pytest.raises(SpecError):
             make("mixup").prepare(kind)
+
+    @pytest.mark.parametrize("spec", ["mixup+confusion", "confusion+mixup"])
+    def test_targets_that_are_no_labels_are_refused(self, spec):
+        with pytest.raises(SpecError, match="Confusion trains on other targets"):
+            make(spec)
 
 
 class TestPassport:

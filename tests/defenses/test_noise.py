@@ -107,6 +107,12 @@ class TestGradientNoise:
             make("gradient_noise").prepare(LabelKind(2, weighted=True))
         make("gradient_noise:norm=inf").prepare(LabelKind(2, weighted=True))
 
+    def test_numbers_whose_scale_follows_from_all_labels_are_refused(self):
+        with pytest.raises(SpecError, match="follow from all labels"):
+            make("gradient_noise").prepare(LabelKind(None, scaled=True))
+        make("gradient_noise:norm=inf").prepare(LabelKind(None, scaled=True))
+        make("gradient_noise").prepare(LabelKind(None))  # a caller's own loop scales no labels
+
 
 class TestClippedNoise:
     def test_its_noise_is_the_feature_partys(self):

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
 from vfl.config import Experiment
+from vfl.core.errors import SpecError
 from vfl.core.seeds import permutation
 from vfl.datasets import Dealing, load_bundled
 from vfl.training.local import LocalSession
@@ -105,6 +106,19 @@ def test_parties_do_what_fedbcd_does_in_a_loop(data, label_columns, angle, steps
     assert split.keys() == whole.keys()
     for name, weights in whole.items():
         torch.testing.assert_close(split[name], weights, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"train": TRAIN | {"local_steps": 2}}, "one gradient of a row in an epoch"),
+        ({"label": {"loss": "focal"}}, "the gradient of the cross-entropy"),
+    ],
+)
+def test_the_epsilon_of_tpsl_is_for_one_gradient_of_the_cross_entropy(data, settings, told):
+    with pytest.raises(SpecError, match=told):
+        session_of(data, more={"defense": "tpsl"} | settings)
+    session_of(data, more={"defense": "tpsl"})
 
 
 def test_nothing_more_crosses(data):

@@ -38,6 +38,8 @@ from torch import Tensor, nn
 from vfl.compression import StepContext
 from vfl.core.errors import SpecError
 from vfl.core.seeds import Secret
+from vfl.models.losses import CrossEntropy
+from vfl.models.losses import Loss as TaskLoss
 from vfl.privacy import PrivacyStatement
 
 Side = Literal["feature", "label", "both"]
@@ -63,7 +65,7 @@ MOST_ROWS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class LabelKind:
-    """Properties of a session's labels that do not depend on any single label.
+    """Properties of a session's labels and loss that do not depend on any single label.
 
     Attributes:
         classes: number of classes; None for a regression, whose labels are numbers.
@@ -72,12 +74,19 @@ class LabelKind:
         epochs: number of epochs of the training; None if it is not known.
         calibrated: whether the label party calibrates its predictions with the labels of validation
             rows.
+        loss: loss function that the settings name; None is the usual loss of the task.
+        local_steps: number of steps of the label party's optimiser for each exchange.
+        scaled: whether the task scales numeric labels by the mean and standard deviation of all
+            training labels.
     """
 
     classes: int | None
     weighted: bool = False
     epochs: int | None = None
     calibrated: bool = False
+    loss: TaskLoss | None = None
+    local_steps: int = 1
+    scaled: bool = False
 
 
 class Defense:
@@ -421,7 +430,7 @@ def require_classes(defense: str, kind: LabelKind) -> int:
         raise SpecError(
             f"'{defense}' needs classes, and the labels of a regression are numbers",
             want="label.task = 'classification'",
-            fix="another defense; no defense of vfl hides exact labels that are numbers",
+            fix="a defense that works for numbers, such as label_free or gradient_noise:norm=inf",
         )
     return kind.classes
 
@@ -453,6 +462,27 @@ def require_equal_weights(defense: str, kind: LabelKind) -> None:
             f"'{defense}' needs every row to weigh the same in the loss",
             got="weights of rows or classes",
             want="label.class_weight = 'none', and no weights of rows",
+        )
+
+
+def require_cross_entropy(defense: str, kind: LabelKind, smoothed: bool = False) -> None:
+    """Refuse a loss other than the cross-entropy.
+
+    Args:
+        defense: name of the defense, for the error text.
+        kind: properties of labels and loss.
+        smoothed: whether the defense also works with label smoothing.
+
+    Raises:
+        SpecError: the loss is another one.
+    """
+    plain = type(kind.loss) is CrossEntropy and (smoothed or not kind.loss.smoothing)
+    if kind.loss is not None and not plain:
+        raise SpecError(
+            f"'{defense}' computes with the gradient of the cross-entropy",
+            where="label.loss",
+            got=type(kind.loss).__name__,
+            want="cross_entropy" if smoothed else "cross_entropy, without smoothing",
         )
 
 

@@ -31,6 +31,9 @@ from vfl.privacy import PrivacyStatement
 #: Text of an assumption that the guarantees state: the validation loss depends on true labels, and
 #: a feature party could infer labels from the effects of this loss.
 _UNJUDGED = "no validation loss ends the training or chooses its weights"
+#: Text of a further assumption if exact labels are used: class weights and the scale of numeric
+#: labels follow from all labels.
+_COUNTS = "the class counts, or the mean and scale of numeric labels, are public"
 
 
 class Bounded(nn.Module):
@@ -197,7 +200,7 @@ class FewRounds(Defense):
             against = (
                 f"a feature party, of rows that are in none of the first {self.steps} exchanges"
             )
-            return (PrivacyStatement("labels", against, assumes=(_UNJUDGED,)),)
+            return (PrivacyStatement("labels", against, assumes=(_UNJUDGED, _COUNTS)),)
         return (
             PrivacyStatement(
                 "labels",

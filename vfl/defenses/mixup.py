@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from vfl.compression import StepContext
+from vfl.core.errors import SpecError
 from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.core.seeds import derive
 from vfl.defenses.base import (
@@ -17,7 +20,9 @@ from vfl.defenses.base import (
     LabelKind,
     Loss,
     require_classes,
+    require_cross_entropy,
     require_equal_weights,
+    uses,
 )
 from vfl.privacy import PrivacyStatement
 
@@ -46,6 +51,8 @@ class Mixup(Defense):
 
     Raises:
         BadOptionError: an option is out of range.
+        SpecError: the loss is not the plain cross-entropy, rows have different weights, or another
+            defense of the chain replaces the targets.
     """
 
     once = True
@@ -60,9 +67,18 @@ class Mixup(Defense):
     def working_bytes(self, rows: int, columns: int, width: int) -> int:
         return 4 * 2 * rows * columns
 
+    def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
+        for member in (*before, *after):
+            if uses(member, "targets"):
+                raise SpecError(
+                    f"'mixup' mixes labels, and {type(member).__name__} trains on other targets",
+                    fix="use one of the two",
+                )
+
     def prepare(self, kind: LabelKind) -> None:
         require_classes("mixup", kind)
         require_equal_weights("mixup", kind)
+        require_cross_entropy("mixup", kind)
 
     def batch(self, inputs: Tensor | None, labels: Tensor | None, context: StepContext) -> Batch:
         if inputs is None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vfl.compression import StepContext
+from vfl.core.errors import SpecError
 from vfl.core.registry import require, require_choice
 from vfl.core.seeds import Secret, fingerprint
 from vfl.defenses.base import (
@@ -61,7 +62,8 @@ class RowNoise:
         require("norm", norm, wanted, norm == math.inf or _LEAST_NORM <= norm <= _MOST_NORM)
         wanted = f"0, or {_LEAST_SIGMA:g} to {_MOST_SIGMA:g}"
         require("sigma", sigma, wanted, sigma == 0 or _LEAST_SIGMA <= sigma <= _MOST_SIGMA)
-        require("delta", delta, f"{kernel.LEAST_DELTA:g} to 1", kernel.LEAST_DELTA <= delta < 1)
+        wanted = f"{kernel.LEAST_DELTA:g} to below 1"
+        require("delta", delta, wanted, kernel.LEAST_DELTA <= delta < 1)
         require_choice("law", law, get_args(Law))
         self.norm = norm
         self.sigma = sigma
@@ -152,6 +154,8 @@ class GradientNoise(Defense):
 
     Raises:
         BadOptionError: an option is out of range.
+        SpecError: the noise gives an epsilon, and the labels are numbers or rows have different
+            weights; or another defense of the chain would invalidate the epsilon.
     """
 
     side = "label"
@@ -178,6 +182,13 @@ class GradientNoise(Defense):
     def prepare(self, kind: LabelKind) -> None:
         if self._noise.epsilon is not None:
             require_equal_weights("gradient_noise", kind)
+            if kind.scaled:
+                raise SpecError(
+                    "the epsilon of 'gradient_noise' is for classes: the mean and scale of numeric "
+                    "labels follow from all labels",
+                    want="label.task = 'classification'",
+                    fix="gradient_noise:norm=inf, which promises nothing",
+                )
 
     def wrap_top(self, top: nn.Module, width: int) -> nn.Module:
         if self._noise.epsilon is not None:

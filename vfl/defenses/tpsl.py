@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vfl.compression import StepContext
+from vfl.core.errors import SpecError
 from vfl.core.registry import require_range
 from vfl.core.seeds import fingerprint
 from vfl.defenses.base import (
@@ -19,6 +20,7 @@ from vfl.defenses.base import (
     Loss,
     refuse_hooks_on_labels,
     require_classes,
+    require_cross_entropy,
     require_equal_weights,
     require_uncalibrated,
 )
@@ -35,19 +37,21 @@ _LEAST_EPSILON = 1e-6
 class TranscriptPrivacy(Defense):
     """Adds Laplace noise to the gradient of every row's logits (TPSL: Yang et al. 2022).
 
-    A row's label influences the gradient of the row's logits only through its one-hot code. With
-    two classes, the gradients for the two labels differ by (1, -1), so noise of scale 1 / epsilon
-    along that direction is enough. With more classes, each logit gets noise of scale 2 / epsilon.
-    All messages to other parties, and the top's weights, are post-processing of the noisy gradient
-    (arXiv 2203.02073), so the guarantee also holds for them. The noisy gradient is rounded to a
-    grid, so that its low bits disclose nothing (Mironov 2012). With two classes, the rounded
-    gradient stays exactly on the direction (1, -1).
+    The loss must be the cross-entropy, and each exchange may have only one step of the optimiser.
+    Then a row's label influences the gradient of the row's logits only through its one-hot code.
+    With two classes, the gradients for the two labels differ by (1, -1), so noise of scale
+    1 / epsilon along that direction is enough. With more classes, each logit gets noise of scale
+    2 / epsilon. All messages to other parties, and the top's weights, are post-processing of the
+    noisy gradient (arXiv 2203.02073), so the guarantee also holds for them. The noisy gradient is
+    rounded to a grid, so that its low bits disclose nothing (Mironov 2012). With two classes, the
+    rounded gradient stays exactly on the direction (1, -1).
 
     Args:
         epsilon: epsilon of the guarantee for one row's label in one epoch.
 
     Raises:
         BadOptionError: an option is out of range.
+        SpecError: the loss is not the cross-entropy, or `train.local_steps` is above 1.
     """
 
     side = "label"
@@ -67,6 +71,14 @@ class TranscriptPrivacy(Defense):
         require_classes("tpsl", kind)
         require_equal_weights("tpsl", kind)
         require_uncalibrated("tpsl", kind)
+        require_cross_entropy("tpsl", kind, smoothed=True)
+        if kind.local_steps > 1:
+            raise SpecError(
+                "the epsilon of 'tpsl' counts one gradient of a row in an epoch",
+                where="train.local_steps",
+                got=str(kind.local_steps),
+                want="1",
+            )
 
     def loss(self, cuts: Cuts, labels: Tensor, logits: Tensor, context: StepContext) -> Loss:
         assert context.secret is not None, "losses are for training only"

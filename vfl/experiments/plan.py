@@ -31,6 +31,7 @@ from vfl.datasets.alignment.positions import last_version
 from vfl.datasets.describe import TableReport, describe
 from vfl.datasets.doubts import doubts
 from vfl.federation.project import LabelFolder
+from vfl.models.losses import make_loss
 from vfl.server.whole_network import WholeNetworkLabel
 from vfl.session import Terms, advice, rules, secure_mode
 from vfl.session.consent import dealt_bytes, expected_bytes, frame_limits
@@ -281,8 +282,12 @@ def _privacy(experiment: Experiment, data: PartyData | None = None) -> str:
     if data is not None:
         classes = None if data.classes is None else len(data.classes)
         weighted = experiment.label.class_weight != "none"
-        calibrated = experiment.label.calibration != "none"
-        kind = defenses.LabelKind(classes, weighted, experiment.train.epochs, calibrated)
+        label, train = experiment.label, experiment.train
+        calibrated = label.calibration != "none"
+        loss = None if label.loss is None else make_loss(label.loss, label.task)
+        kind = defenses.LabelKind(
+            classes, weighted, train.epochs, calibrated, loss, train.local_steps, classes is None
+        )
         defense.prepare(kind)
     stated = list(map(str, defense.privacy()))
     apart = secure_mode.make(experiment.secure).divides_rows

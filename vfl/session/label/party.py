@@ -1358,7 +1358,11 @@ def label_defense(data: PartyData, terms: Terms, objective: Objective) -> Defens
     classes = objective.outputs if objective.task == "classification" else None
     weighted = objective.class_weight != "none" or data.row_weights is not None
     calibrated = objective.calibration != "none" and terms.mode == "train"
-    kind = LabelKind(classes, weighted, terms.train.epochs, calibrated)
+    loss = None if objective.loss is None else make_loss(objective.loss, objective.task)
+    train = terms.train
+    kind = LabelKind(
+        classes, weighted, train.epochs, calibrated, loss, train.local_steps, classes is None
+    )
     defense = defenses.make(terms.defense)
     try:
         defense.prepare(kind)
