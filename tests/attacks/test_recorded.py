@@ -112,4 +112,4 @@ def test_a_row_without_a_cut_is_said(recordings):
     rows = torch.from_numpy(recordings.split.test)
     with pytest.raises(DataError, match="not every row has a recorded cut") as problem:
         last_cuts(frames, "bank", rows)
-    assert problem.value.got == f"none of {len(rows)} of {len(rows)} rows"
+    assert problem.value.got == f"no cut of {len(rows)} of {len(rows)} rows"

@@ -129,7 +129,7 @@ def test_an_attack_that_needs_more_is_refused_before_it_runs():
 def test_what_is_granted_and_not_there_is_said():
     empty = View(ThreatModel("feature party", "inference", frozenset(Grant) - IN_TRAINING), 2,
                  Holdings())  # fmt: skip
-    with pytest.raises(NotGrantedError, match="nothing of a few leaked labels"):
+    with pytest.raises(NotGrantedError, match="does not contain a few leaked labels"):
         _ = empty.leaked
 
 

@@ -98,3 +98,9 @@ def test_much_epsilon_keeps_the_words():
 def test_a_bottom_without_words_is_refused():
     with pytest.raises(SpecError, match="this bottom has none"):
         make("santext").wrap_bottom(nn.Linear(3, 2), 2)
+
+
+def test_a_number_that_is_no_word_is_explained_by_the_vocabulary():
+    with pytest.raises(SpecError, match="no word of the bottom's vocabulary") as refused:
+        sanitised("custext:words=3", texts() + 1)
+    assert "bottom with more words" in refused.value.fix

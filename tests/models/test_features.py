@@ -82,8 +82,11 @@ def test_other_columns_are_not_read_as_tokens(model, spec, steps, tokens, told):
     if told is None:
         require_tokens(bottom, (steps,), 66, tokens)
         return
-    with pytest.raises(SpecError, match=told):
+    with pytest.raises(SpecError, match=told) as refused:
         require_tokens(bottom, (steps,), 66, tokens)
+    assert ("data.tokenizer" if not tokens else f"pretrained with tokens={tokens}") in (
+        refused.value.fix
+    )
 
 
 def test_a_table_of_flags_is_not_read_as_tokens(model, tmp_path):

@@ -163,8 +163,8 @@ def last_cuts(frames: Frames, party: str, rows: Tensor) -> Tensor:
     if missing.any():
         raise DataError(
             f"not every row has a recorded cut of party '{party}'",
-            got=f"none of {int(missing.sum())} of {len(rows)} rows",
-            fix="record the phase these rows belong to: [trace] phases",
+            got=f"no cut of {int(missing.sum())} of {len(rows)} rows",
+            fix="set trace.phases to record the phase with these rows",
         )
     return found
 

@@ -287,7 +287,7 @@ def guess_of(case: Case, attack: Attack, draw: torch.Generator) -> Tensor:
             f"the guess of the attack {name} holds NaN or Inf",
             got=f"{int((~torch.isfinite(found)).sum())} of {found.numel()} values",
             want="finite numbers",
-            fix="lower its rate, look for huge cuts, or leak rows of every class",
+            fix="lower its learning_rate, look for huge cuts, or leak rows of every class",
         )
     return found
 

@@ -521,7 +521,7 @@ class View:
         """
         self.require(*any_of)
         if held is None:
-            raise NotGrantedError(f"this case has nothing of {any_of[0]}", want=any_of[0].name)
+            raise NotGrantedError(f"this case does not contain {any_of[0]}", want=any_of[0].name)
         return held
 
     def require(self, *any_of: Grant) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vfl.compression import StepContext
 from vfl.core.errors import BadOptionError
-from vfl.core.registry import MOST_WEIGHT, require_range
+from vfl.core.registry import MOST_WEIGHT, require_choice, require_range
 from vfl.defenses.base import Cuts, Defense, LabelKind, Loss, require_classes
 
 Distance = Literal["angular", "chordal"]
@@ -122,8 +122,7 @@ class Potential(Defense):
         layers: str = "cut",
     ) -> None:
         require_range("alpha", alpha, 0, MOST_WEIGHT)
-        if distance not in get_args(Distance):
-            raise BadOptionError("no such distance", got=distance, want="angular, chordal")
+        require_choice("distance", distance, get_args(Distance))
         if layers != "cut":
             raise BadOptionError(
                 "labels and inner layers are at different parties",

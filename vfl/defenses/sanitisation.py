@@ -67,7 +67,12 @@ class SanitisedBottom(nn.Module):
     def sanitised(self, rows: Tensor) -> Tensor:
         """Return texts whose words are replaced, with the axes and the data type of `rows`."""
         assert self.key.any(), "`fit` comes first"
-        numbers = whole_numbers(rows, len(self.vectors) - 1, "sanitisation", "words")
+        try:
+            numbers = whole_numbers(rows, len(self.vectors) - 1, "sanitisation", "words")
+        except SpecError as problem:
+            problem.what = "a row has a number that is no word of the bottom's vocabulary"
+            problem.fix = "a bottom with more words, or inputs that are word numbers"
+            raise
         secret = Secret(bytes(self.key.tolist()))
         draws = [secret.uniform((rows.shape[1],), "words", fingerprint(one)) for one in rows]
         drawn = torch.from_numpy(np.concatenate([np.empty(0), *draws])).to(rows.device)

@@ -277,7 +277,7 @@ def require_tokens(bottom: Bottom, shape: Shape, width: int, tokens: int | None)
         else "this bottom would read tokens as measurements",
         got=f"rows of {tokens} tokens and {math.prod(shape) - tokens} other values",
         want=f"{read} tokens",
-        fix=f"set tokens={tokens} of the bottom" if tokens
+        fix=f"the bottom pretrained with tokens={tokens}; others read whole rows" if tokens
         else "name a tokenizer (data.tokenizer) and give columns of texts, or take another bottom",
     )  # fmt: skip
 

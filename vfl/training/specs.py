@@ -270,6 +270,18 @@ def _check_adversary(spec: str) -> None:
         make_adversary(spec)
 
 
+def _check_rules(spec: str) -> None:
+    from vfl.datasets.alignment.ids import make_rules
+
+    make_rules(spec)
+
+
+def _check_protocol(spec: str) -> None:
+    from vfl.datasets.alignment.protocols import PROTOCOLS
+
+    PROTOCOLS.make(spec)
+
+
 def _check_augmentation(spec: str) -> None:
     for one in () if spec == "none" else parts(spec):
         AUGMENTATIONS.make(one)
@@ -334,6 +346,8 @@ _ASKED: Mapping[str, Callable[[str, Any], object]] = {
     "secure": _check_secure,
     "model": _check_model,
     "data set": lambda spec, _: sources.make(spec),
+    "id rules": lambda spec, _: _check_rules(spec),
+    "alignment": lambda spec, _: _check_protocol(spec),
     "merger": _check_merger,
     "optimizer": lambda _, content: _check_steps(content, schedule=NO_SCHEDULE),
     "schedule": lambda _, content: _check_schedule(content),

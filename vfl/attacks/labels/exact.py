@@ -47,7 +47,7 @@ class EXACT(Attack):
         seen = view.transcript.last(self.epochs)
         if not seen.messages:
             raise DataError(
-                "no training exchange was recorded", fix="record them: [trace] phases = train"
+                "no training exchange was recorded", fix="train with -s trace.phases=train"
             )
         top = view.others_top().eval()
 

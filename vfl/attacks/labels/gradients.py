@@ -61,7 +61,7 @@ class GradientAttack(Attack):
         seen = view.transcript.first(self.epochs)
         if not seen.messages:
             raise DataError(
-                "no training exchange was recorded", fix="record them: [trace] phases = train"
+                "no training exchange was recorded", fix="train with -s trace.phases=train"
             )
         return seen
 

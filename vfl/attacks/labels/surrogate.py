@@ -78,7 +78,7 @@ class Surrogate(GradientAttack):
                 where="surrogate",
                 got="distances that are not finite",
                 want="finite distances; NaN would select the first class, and look like protection",
-                fix="a smaller rate, another temperature",
+                fix="a smaller learning_rate, or another temperature",
             )
         return scores.argmax(1)
 

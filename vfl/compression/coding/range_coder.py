@@ -444,7 +444,7 @@ class AdaptiveCounts:
         if len(history) != 2 or history[0] != _FORMAT:
             raise CheckpointError(
                 "a checkpoint holds counts of another range coder",
-                fix="train again, or packer=dense",
+                fix="train again, or resume with the version of vfl that wrote the checkpoint",
             )
         self._counts = state["counts"].numpy().astype(np.int32)
         self._history = int(history[1])
