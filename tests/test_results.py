@@ -147,6 +147,17 @@ def test_rows_of_a_table_are_rows_of_its_file(heading, first, name):
         assert any(all(cell in left for cell in cells) for left in map(iter, chosen)), (row, cells)
 
 
+def test_whose_noise():
+    """At epsilon 1, and without noise in the last row."""
+    stored = {(row["task"], row["noise of"]): row for row in rows_of("pea_noise.csv")}
+    heading = "# The gains by features, initial weights and joint noise (PEA)"
+    table = table_of(heading, "noise added by, at epsilon 1")
+    assert len(table) == 5
+    for who, *cells in table:
+        of, column = ("one curator", "none") if who == "nothing" else (who, "1")
+        assert cells == [stored[task, of][column] for task in ("MNIST", "CIFAR-10", "reviews")]
+
+
 # --- fine-tuning and attacks on trainings ---------------------------------------------------------
 
 
