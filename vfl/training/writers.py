@@ -69,8 +69,8 @@ class TensorBoard(RunWriter):
 class MLflow(RunWriter):
     """Writes a run to an SQLite store, by default `mlflow.db` next to the run folders.
 
-    MLflow no longer maintains its file store and refuses to open one. MLflow's telemetry is
-    switched off before the import.
+    Since 3.13, MLflow refuses by default to open its file store. MLflow's telemetry is switched off
+    before the import.
 
     Args:
         store: path of the store's file.
