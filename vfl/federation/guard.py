@@ -163,7 +163,7 @@ class Bell:
         self._ringing = asyncio.Event()
 
     async def wait(self, caller: object, receive: Receive) -> bool:
-        """Delay a request until the bell rings; return whether its caller is still connected."""
+        """Delay a request, see `Bell`; return whether its caller is still connected."""
         self._loop = asyncio.get_running_loop()
         gone = False
         if self._heard.get(caller) == self._rings:

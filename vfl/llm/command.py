@@ -70,7 +70,11 @@ def init(
         int, option("Largest number of questions answered within an hour.")
     ] = 100,
     max_tokens: Annotated[
-        int, option("Largest number of tokens of a question and its answer together.")
+        int,
+        option(
+            "Largest number of tokens of a question and its answer together, summed over the"
+            " questions that are asked together."
+        ),
     ] = 256,
     mode: Annotated[
         str, option("fast, or thesis for the protocols as the thesis prints them.")

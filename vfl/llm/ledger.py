@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vfl.llm.file import LlmFile, LlmLimits
 
 _HOUR_S = 3600.0
-#: Upper bound of every number in an entry of the ledger; every limit is smaller than this bound.
+#: Number of answered texts with which no question is left; `max_questions` is always smaller.
 _ALL = 2**31
 #: File beside the ledger in which an earlier version of vfl wrote one line for each answer.
 _FORMER = "asked.jsonl"
