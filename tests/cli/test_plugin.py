@@ -2,13 +2,18 @@
 
 import json
 import os
+import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from vfl.attacks import ATTACKS
+from vfl.config import Experiment
 from vfl.core.registry import PLUGINS
+from vfl.experiments.cells import GridFolder
+from vfl.experiments.folders import grid_status
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outside_attack.py"
 TINY = """
@@ -60,6 +65,13 @@ def test_processes_of_a_grid_have_them_too(well, tmp_path):
     assert {row["subject"] for row in json.loads(done.out)["rows"]} == {"mahalanobis"}
     command = json.loads((tmp_path / "runs/tiny/grid.json").read_text())["command"]
     assert command.endswith(f"--plugin {EXAMPLE}")
+
+
+def test_the_status_of_a_grid_that_ended_names_them_too(tmp_path):
+    experiment = Experiment.model_validate(tomllib.loads(TINY.replace("mahalanobis", "kmeans")))
+    again = shlex.join(["vfl", "grid", "tiny.toml", "--plugin", "my attack.py"])
+    GridFolder(tmp_path).write(experiment, [], again)
+    assert grid_status(tmp_path).then == (f"vfl report {tmp_path} --plugin 'my attack.py'",)
 
 
 def test_what_cannot_be_loaded(vfl, refused, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import vfl
 from vfl.config import Experiment
 from vfl.core.errors import ConfigError, UserError
+from vfl.experiments.plots import plot_study
 
 CONTENT = {
     "name": "tiny",
@@ -88,4 +89,6 @@ def test_figures_are_drawn_where_matplotlib_is(run, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     run.plot().savefig(tmp_path / "run.png")
     compared.plot().savefig(tmp_path / "compared.png")
+    with pytest.raises(UserError, match="no quality on test rows"):
+        plot_study(compared.path, compared.table.head(0))
     assert (tmp_path / "compared.png").stat().st_size > 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ def grid_status(path: Path) -> GridStatus:
     elif failed:
         state = "failed"
     else:
-        again = (f"vfl report {path}",)
+        # a command ends with its plug-ins; without them a report marks their results as stale
+        _, option, plugins = again[0].partition(" --plugin ")
+        again = (shlex.join(["vfl", "report", str(path)]) + option + plugins,)
     return GridStatus(
         str(path), KINDS[folder.kind], state, str(folder.head("created")), len(cells), done, failed,
         again, exit_code,

@@ -51,12 +51,16 @@ def plot_study(path: Path, table: pd.DataFrame) -> Figure:
     of the best baseline without the model.
 
     Raises:
-        UserError: matplotlib is not installed.
+        UserError: matplotlib is not installed, or the table contains no quality on test rows.
     """
     figure, axes = _axes()
     quality = table[(table.evaluator == "quality") & (table.subject == "test rows")]
     measures = quality.measure.unique()
-    good = next(one for one in ("auc", "accuracy", "rmse") if one in measures)
+    good = next((one for one in ("auc", "accuracy", "rmse") if one in measures), None)
+    if good is None:
+        raise UserError(
+            "the study has no quality on test rows to plot", where=str(path), fix="run it again"
+        )
     attacks = table[(table.evaluator == "attack") & (table.measure == good)]
     for training, own in quality[quality.measure == good].groupby("training", sort=False):
         up = estimate(own.value.tolist())

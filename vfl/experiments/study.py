@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vfl.config import Experiment, Locations, ValueSettings, with_overrides
 from vfl.config.toml import several
 from vfl.core.errors import DataError, RunFolderError
+from vfl.core.registry import command_of
 from vfl.experiments.attack_grid import grid_cells
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.comparison import comparison_of, plan_lines
@@ -207,7 +208,7 @@ def train_alone(
     """
     experiment, cells = plan_alone(path)
     folder = alone_folder(path)
-    folder.write(experiment, cells, f"vfl report {path} --alone")
+    folder.write(experiment, cells, command_of("report", str(path), "--alone"))
     return run_cells(folder, cells, jobs, device, on_end)
 
 
@@ -348,7 +349,7 @@ class Results:
         """Plot each training's quality against its worst attack, or against bytes without attacks.
 
         Raises:
-            UserError: matplotlib is not installed.
+            UserError: matplotlib is not installed, or the study has no result that is not stale.
         """
         from vfl.experiments.plots import plot_study
 
