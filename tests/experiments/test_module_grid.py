@@ -299,7 +299,7 @@ def test_functions_of_a_notebook_train_here_alone(tmp_path):
         (lambda c, d, s: build("none", d, s), None, {}, ConfigError, "settings differ"),
         (lambda c, d, s: nn.Linear(2, 2), None, {}, DataError, "not a split module"),
         (build, iter([]), {}, DataError, "again in each epoch"),
-        (build, [], {}, DataError, "training and as test"),
+        (build, [], {}, DataError, "training rows and test rows"),
         (build, None, {"codecs": ["no_codec"]}, UserError, "no codec is called"),
         (build, None, {"defenses": ["no_defense"]}, UserError, "no defense is called"),
         (build, None, {"folds": 3, "seeds": None}, ConfigError, "has no effect"),
