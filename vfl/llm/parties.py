@@ -555,7 +555,8 @@ class Party:
 
         Raises:
             ConsentError: the request has more tokens than the owner's terms allow.
-            DataError: the question and its answer are longer than the model's context.
+            DataError: the question and its answer are longer than the model's context, or a
+                classifier would have to answer several texts at a time.
         """
         each = asked.prompt_tokens + asked.count
         if each > self.shape.context + 1:

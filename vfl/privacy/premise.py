@@ -392,7 +392,10 @@ class _Trial:
     def _culprit(
         self, first: Sequence[_Pass], second: Sequence[_Pass], at: list[int], to: list[int]
     ) -> str:
-        """Return the first module whose inputs are equal but whose outputs differ."""
+        """Return the name of the first module whose inputs are equal but whose outputs differ.
+
+        The name is empty if there is no such module.
+        """
         for one, two in zip(first, second, strict=False):
             if one.module is not two.module or None in (one.inputs, two.inputs):
                 continue
