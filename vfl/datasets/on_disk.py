@@ -33,7 +33,7 @@ from vfl.core.storage import private_folder
 #: `MAP_NORESERVE`: reserve no swap space, because a map is larger than memory and hardly any page
 #: is changed.
 _FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)
-_PART_BYTES = 1 << 17  # number of bytes that Linux reads ahead
+_PART_BYTES = 1 << 17  # mapped files are counted in parts of Linux's default read-ahead
 _SPLITTERS_A_RUN, _RANGES_A_RUN = 256, 8
 
 

@@ -87,16 +87,20 @@ def pictures_of(cut: Tensor, labels: Tensor) -> dict[str, Any]:
         labels: labels of the rows, int64, axes (rows,).
 
     Returns:
-        Entries `same` and `different`: shares of pairs of rows within and between classes, in each
-        of `BINS` equal bins of angles from 0 to pi, with mean angles in rad; `map`: two coordinates
-        per row; `labels`.
+        Entries of `angle_histograms`; `map`: two coordinates per row, empty for fewer than five
+        rows; `labels`.
     """
     cut = cut.flatten(1)
     return angle_histograms(cut, labels) | {"map": tsne(cut), "labels": labels.tolist()}
 
 
 def angle_histograms(cut: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Return shares of pairs of rows by angle (thesis 4.4.5), within and between classes."""
+    """Return shares of pairs of rows by angle (thesis 4.4.5), within and between classes.
+
+    Returns:
+        Entries `same` and `different`: shares of the pairs in each of `BINS` equal bins of angles
+        from 0 to pi; `same_mean` and `different_mean`: mean angles in rad, None without pairs.
+    """
     import torch
 
     rows, columns = torch.triu_indices(len(cut), len(cut), offset=1)

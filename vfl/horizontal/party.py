@@ -122,7 +122,7 @@ def check_terms(party: PartyFile, terms: Terms, inputs: Tensor) -> NoisePlan:
 def _refuse(terms: Terms, refused: Sequence[tuple[str, str]]) -> None:
     """Refuse a party's participation because of some requested values.
 
-    The error names the limit in the party's own file, if the file has one.
+    The error lists the refused values and the values that the party accepts.
     """
     if refused:
         raise ConsentError(

@@ -2,9 +2,9 @@
 
     words -> DecoderFront -- cut, a vector a word --> DecoderMiddle -- one vector --> head
 
-All parts have weights of one `vfl.models.decoder.Decoder`. The decoder's weights are random or
-pretrained (from any decoder that `vfl.models.pretrained` reads). Training changes all weights, or
-only low-rank adapters of frozen weights.
+All blocks are blocks of `vfl.models.decoder.Decoder`. Pretrained weights of all parts come from one
+decoder (any that `vfl.models.pretrained` reads); random weights are drawn for each part. Training
+changes all weights, or only low-rank adapters of frozen weights.
 """
 
 from __future__ import annotations

@@ -535,7 +535,7 @@ class FeatureEnd(_End):
         bottom: the party's bottom model, which maps rows to cuts with axes (rows, width).
         own: the party's private state; dropout and the codec's random choices are derived from its
             secret.
-        link: stream to the label party.
+        link: stream to the receivers of the cuts: the label parties, or the middle party.
         optimizer: function that builds the optimiser; None for a party that only answers queries.
         private: function that builds the DP-SGD object from the modules of the party's model and
             their forward function; None trains without DP-SGD.

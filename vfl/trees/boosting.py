@@ -1,7 +1,8 @@
 """Gradient boosting: each tree fits the gradients of the loss at the margins of earlier trees.
 
 The algorithm follows Friedman 2001, with second derivatives (Chen and Guestrin 2016). The boosting
-loop uses only histograms, so it does not depend on which party owns a column.
+loop reads columns only through histograms. Only `own_rounds` depends on the columns' owners: these
+rounds split on the label party's columns.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ points:
       its part of the margins --->   means, weights of rows  ---->   X^T m, X^T w X of each step;
       points  <---------------------------------------------------   the card.
 
-Evaluations, predictions and prediction services use the classes of `vfl.trees.scorecard.ends`, like
-scorecards without shares.
+After the training, evaluations, predictions and prediction services use the classes of
+`vfl.trees.scorecard.ends`, like scorecards without shares.
 """
 
 from __future__ import annotations
