@@ -89,7 +89,7 @@ def forget(
     ],
     table: Annotated[
         bool,
-        option("Also rewrite the party's own CSV or Parquet file without these rows.", "--table"),
+        option("Also rewrite the party's own CSV or Parquet files without these rows.", "--table"),
     ] = False,
     json: Json = False,
 ) -> None:

@@ -44,7 +44,8 @@ class FeatureParty:
         own: private state of the party; the initial weights of the bottom model are derived from
             its secret.
         bottom: model or spec that replaces the bottom model in the terms.
-        weights: trained weights, for an evaluation or prediction; None for a training.
+        weights: weights with which the session begins: trained weights, or those of an earlier run
+            with `train.warm_start`; None draws new weights.
 
     Raises:
         DataError: the party has no columns.

@@ -303,7 +303,7 @@ def _of_columns(mode: str, party: str) -> str:
     if mode == "sum":
         return "the sum of all parties' cuts, in training and at every query"
     if mode == "beaver":
-        return "the sum of all parties' first layers"
+        return "the sum of the outputs of all parties' first layers, in training and at every query"
     if mode in ("permuted", "pea"):
         return "shares, and the values that the protocol opens"
     if mode != "none":

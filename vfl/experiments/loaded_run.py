@@ -87,7 +87,7 @@ class LoadedRun:
     def parties(self) -> tuple[str, ...]:
         """Names of the parties in the experiment, or in the ledger if the experiment is unreadable.
 
-        A dealer has traffic in the ledger, but has no columns and is not listed.
+        The experiment's list contains no dealer, because a dealer has no columns.
         """
         sent = finite(self.summary.get("bytes_up"))
         named = list(self.config.get("parties", {})) or [

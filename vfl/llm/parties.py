@@ -691,7 +691,7 @@ class Party:
             self.ledger.witness.restored(0.0)
 
     def _remove_all_but(self, setup: str | None) -> None:
-        """Remove all sharings of the weights but one, together with their material."""
+        """Remove all sharings of the weights but one with their material; None keeps none."""
         if setup is None:
             (self.folder / "setup.json").unlink(missing_ok=True)
         for path in self.folder.glob("*-*"):

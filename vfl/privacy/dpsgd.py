@@ -48,9 +48,9 @@ class Branches:
 
     Attributes:
         count: number of branches.
-        clipped: whether the mean gradient of a branch's rows is clipped as one vector, so that the
-            noise hides a whole branch. If false, each branch clips its rows' gradients and adds
-            noise to its own sum before any other branch receives this sum.
+        clipped: whether the mean gradient of a branch's rows is clipped as one unit (see
+            `dp.clip_by`), so that the noise hides a whole branch. If false, each branch clips its
+            rows' gradients and adds noise to its own sum before any other branch receives this sum.
         at: branch of each row in every batch whose gradients have not arrived yet; the key is the
             batch's step.
     """

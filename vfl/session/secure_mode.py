@@ -600,7 +600,7 @@ class SecureMode:
         return compression.make(terms.codec)
 
     def label_codec(self, party: str, terms: Terms, secret: Secret) -> Codec:
-        """Make the codec that decodes a feature party's cuts, at the label party."""
+        """Make the label party's codec for one feature party's cuts and gradients."""
         return compression.make(terms.codec)
 
     def feature_round(

@@ -76,7 +76,9 @@ def export_half(
     Raises:
         RunFolderError: the party's part is missing or damaged, or belongs to another run.
         MissingPackageError: the format needs a package that is not installed.
-        SpecError: this party has no part of a network, or the format cannot represent the part.
+        SpecError: the weights are secret-shared, the format cannot represent the part, outputs
+            depend on the party's secret, or the file computes other outputs.
+        ConfigError: a middle party's part cannot be exported.
     """
     own = PartyFolder(run / "parties" / party)
     if (written := _in_own_form(run, own, to, out)) is not None:

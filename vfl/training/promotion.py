@@ -139,7 +139,7 @@ def roll_back(runs: Path, wait_s: float = 300.0) -> tuple[Path, list[RunningServ
 
 
 def runs_of(path: Path) -> Path:
-    """Return the folder of runs: the given folder, or the store of a project's label party.
+    """Return the folder of runs: the given one, or `runs` in the store of a project's label party.
 
     Raises:
         RunFolderError: the path is neither a folder of runs nor a project.

@@ -638,7 +638,7 @@ def _reachable(spec: str, elsewhere: Sequence[str]) -> defenses.Defense:
         raise SpecError(
             "this module cannot apply the defense: labels, loss and loop are the caller's",
             got=f"{spec}, which acts on {', '.join(missed)}",
-            want="a defense of models, cuts or gradients, or a term of the loss without an epsilon",
+            want="a defense of models, cuts, outputs or sent gradients; a loss without an epsilon",
             fix="train with VFLClassifier or vfl train",
         )
     return defense

@@ -374,7 +374,7 @@ def gather_marked(numbers: Any, marks: Any, found: Any) -> int:
     Args:
         numbers: numbers from which to copy, a one-dimensional array of any type.
         marks: marks, uint8: 1 for a number to copy, otherwise 0.
-        found: output, of the same type, with one extra entry at its end.
+        found: output, of the same type, with at least one more entry than there are marks of 1.
     """
     count = 0
     for i in range(len(numbers)):

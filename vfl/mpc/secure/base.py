@@ -128,8 +128,8 @@ class SummingMode(KeyedMode):
         """Wait for all parties' key offers; from then on, use the keys that follow from them.
 
         Raises:
-            AuthenticationError: a party did not sign its key offer for this attempt; no cut-layer
-                activations were sent.
+            AuthenticationError: a relayed key offer is not the one that its party signed for this
+                attempt; no cut-layer activations were sent in this attempt.
             RolledBackError: the store of another party was restored from an old copy.
             ProtocolError, FrameError: the label party sent an unexpected message.
         """

@@ -41,8 +41,8 @@ class Journal:
     Args:
         path: path of the file.
         owner: party, run and nonce, which the journal's header binds to the journal.
-        peers: receivers of the party's messages, in a fixed order; a feature party has a single
-            receiver and need not name this receiver.
+        peers: receivers of the party's messages, in a fixed order; a feature party, which sends all
+            receivers the same messages, names none.
         closed: whether the training has ended at this party; the party may then only send earlier
             messages again.
         least: least number of records that the journal must have; with fewer, the file is an older
