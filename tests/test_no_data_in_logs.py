@@ -297,6 +297,8 @@ def test_unfamiliar_cells_are_counted_at_their_own_party_alone(parties, played):
     assert "predictions.csv" in told
     mine = parties / "bank" / "store" / "runs" / "run" / "parties" / "bank" / "predicted.json"
     found = json.loads(mine.read_text())
+    trained = found.pop("trained")
+    assert 0 < trained < ROWS
     assert found == {"rows": ROWS, "unfamiliar": {"b": {"new_missing": 1}}}
     theirs = parties / "lender" / "store" / "runs" / "run" / "parties"
     assert json.loads((theirs / "lender" / "predicted.json").read_text())["unfamiliar"] == {}

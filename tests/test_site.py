@@ -216,7 +216,7 @@ def test_a_frame_is_read_by_the_page_alone(formats, payload, checked):
         (found[field],) = struct.unpack_from(f"<{STRUCT[kind]}", raw, int(offset))
     assert len(raw) == 16 + found["body_bytes"]
     assert found["version"] == 0x51
-    assert (found["branch"], found["step"]) == (513, 70_001)
+    assert (found["peer"], found["step"]) == (513, 70_001)
     covered = raw[:12] + (raw[16:] if checked else b"")
     assert found["crc32"] == zlib.crc32(covered)
     kinds = dict(re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", formats, re.M))

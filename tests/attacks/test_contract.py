@@ -69,7 +69,7 @@ class Few:
 
     def pytest_generate_tests(self, metafunc):
         if "spec" in metafunc.fixturenames:
-            whole = metafunc.function.__name__.startswith(("test_it_wins", "test_it_stays"))
+            whole = metafunc.function.__name__.startswith("test_attack_")
             few = [re.sub(r"(steps|rounds)=\d+", r"\1=2", spec) for spec in self.specs]
             metafunc.parametrize("spec", self.specs if whole else few)
 
