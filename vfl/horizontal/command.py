@@ -6,6 +6,8 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
+
 from vfl.cli.federation import hand_over
 from vfl.cli.output import Json, Set, argument, emit, option, say
 
@@ -52,6 +54,9 @@ def horizontal(
         _list(trainings)
         return
     if project is not None:
+        _require_own_place(engine, out)
+        if len(trainings) > 1:
+            say("the project trains [horizontal] alone, without variants and sweeps")
         hand_over(project)
         _on_the_federation(study.horizontal, project, json)
         return
@@ -66,6 +71,15 @@ def horizontal(
     print("\n".join(_table(done)))
     for statement in done[0].record["privacy"] if len(done) == 1 else ():
         print(f"privacy  {statement['text']}")
+
+
+def _require_own_place(engine: str, out: Path | None) -> None:
+    """Refuse options that have no effect in a project, whose clients and folder are its own."""
+    for name, given in (("--engine", engine != "process"), ("--out", out is not None)):
+        if given:
+            raise typer.BadParameter(
+                "a project trains at its parties, and writes its own folder", param_hint=name
+            )
 
 
 def _list(trainings: Sequence[tuple[str, Any]]) -> None:
