@@ -69,6 +69,15 @@ class Adversary:
         """Return the optimiser that the party really uses for its own model."""
         return optimizer
 
+    def model(self, cuts_of: Callable[[Tensor], Tensor]) -> None:
+        """Receive the feature party's model, before all hooks of its batches.
+
+        Args:
+            cuts_of: function that returns the current cuts of given inputs, axes (rows, width), in
+                evaluation mode. Only `batch` may call it: a later hook would change the mode of the
+                step.
+        """
+
     def cut(self, cut: Tensor, context: StepContext) -> Tensor:
         """Return the detached cut that the feature party really sends; axes (rows, width)."""
         return cut
@@ -570,6 +579,7 @@ class FeatureEnd(_End):
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         if optimizer is not None and self._trainable:
             self._optimizer = own.adversary.optimizer(optimizer(self._trainable))
+        own.adversary.model(self.query_cut)
         self.private = None
         if private is not None and self._optimizer is not None:
             self.private = private(self.model, self.through_model)

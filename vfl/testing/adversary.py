@@ -59,6 +59,9 @@ class Watched(Adversary):
         assert isinstance(found, optim.Optimizer), "optimizer gave none"
         return found
 
+    def model(self, cuts_of: Callable[[Tensor], Tensor]) -> None:
+        self._played.model(cuts_of)
+
     def cut(self, cut: Tensor, context: StepContext) -> Tensor:
         return self._alike("cut", cut, context)
 
@@ -96,7 +99,7 @@ class Watched(Adversary):
 PLAYERS = {"feature party": "bank", "label party": "lender"}
 #: Hooks that never run at a feature party, and hooks that never run at a label party, by party's
 #: role.
-_ELSEWHERE = {"feature party": ("labels", "gradient"), "label party": ("cut",)}
+_ELSEWHERE = {"feature party": ("labels", "gradient"), "label party": ("cut", "model")}
 
 
 class AdversaryContract(Contract):

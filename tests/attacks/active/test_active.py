@@ -61,6 +61,8 @@ class TestAdversaries(AdversaryContract):
     specs = (
         "malicious_optimizer",
         "malicious_optimizer:gain=3,most=10",
+        "tuned_optimizer:gains=2+0.5",
+        "tuned_optimizer:warmup=0,most=10",
         "replacement:target=1",
         "villain:warmup=1,inferring=1",
         "villain:warmup=1,inferring=1,swaps=2,dropout=0,jitter=0",

@@ -7,7 +7,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from vfl.attacks import ATTACKS, Evidence, Grant, Holdings, ThreatModel, View
-from vfl.attacks.labels.adaptive import _folds, calibrated, compositions, ordered
+from vfl.attacks.labels.adaptive import calibrated, compositions, ordered, stratified_folds
 from vfl.attacks.scoring import Case, attempt
 from vfl.attacks.view import IN_TRAINING
 from vfl.core.seeds import generator
@@ -87,10 +87,10 @@ def test_one_label_a_class_leaves_nothing_to_hold_back():
 
 def test_every_leaked_row_is_held_back_once():
     labels = torch.tensor([0] * 7 + [2] * 4)
-    folds = _folds(labels, 3, generator(0))
+    folds = stratified_folds(labels, 3, generator(0))
     assert torch.stack(folds).sum(0).tolist() == [1] * 11
     assert all(set(labels[~fold].tolist()) == {0, 2} for fold in folds)
-    assert _folds(torch.tensor([0, 0, 1]), 2, generator(0)) == []
+    assert stratified_folds(torch.tensor([0, 0, 1]), 2, generator(0)) == []
 
 
 def test_where_classes_are_uneven_the_order_of_held_out_rows_counts():

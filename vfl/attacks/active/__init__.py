@@ -18,6 +18,7 @@ ADVERSARIES: Registry[ActiveAdversary] = Registry(
     contract=ActiveAdversary,
     members={
         "malicious_optimizer": "vfl.attacks.active.malicious_optimizer:MaliciousOptimizer",
+        "tuned_optimizer": "vfl.attacks.active.tuned_optimizer:TunedOptimizer",
         "replacement": "vfl.attacks.active.replacement:Replacement",
         "villain": "vfl.attacks.active.villain:Villain",
         "badvfl": "vfl.attacks.active.badvfl:InferredReplacement",

@@ -169,7 +169,7 @@ class _Search:
         self._rows = view.unlabelled.rows
         drawn = torch.randperm(self._rows, generator=draw)
         self._sample = drawn[:_SAMPLE]
-        self._folds = _folds(self._seen.labels, self._seen.classes, draw)
+        self._folds = stratified_folds(self._seen.labels, self._seen.classes, draw)
         counts = self._seen.labels.bincount()
         self._even = int(counts.max()) <= _UNEVEN * int(counts[counts > 0].min())
         self._many = not self._even or int(counts.max()) >= _MANY
@@ -400,7 +400,7 @@ def _drawn(layers: Sequence[str], draw: torch.Generator) -> str:
     return f"{name}:{','.join(chosen)}"
 
 
-def _folds(labels: Tensor, classes: int, draw: torch.Generator) -> list[Tensor]:
+def stratified_folds(labels: Tensor, classes: int, draw: torch.Generator) -> list[Tensor]:
     """Return masks of leaked rows to hold out, stratified; none if a class has only one row.
 
     Classes without leaked rows do not count.
