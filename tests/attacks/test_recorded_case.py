@@ -120,7 +120,7 @@ def test_an_epoch_may_leave_a_row_without_a_cut():
     assert len(data["lender"].split.train) == 360
     case = training_case(experiment, data, frames, "bank", 1, generator(0, "leak"))
     assert attempt(case, make("gradient_similarity"), generator(0)).value > 0.5
-    with pytest.raises(NotGrantedError, match="nothing of the cuts"):
+    with pytest.raises(NotGrantedError, match="does not contain the cuts"):
         _ = case.view.targets.cuts
 
 

@@ -31,7 +31,7 @@ def own_part(session, name=OTHER):
         {},
         {
             "codec": "randtopk:k=2,values=8",
-            "defense": "gradient_noise",
+            "defense": "gradient_noise:norm=inf",
             "train": SHARED["train"] | {"in_flight": 3},
         },
     ],
