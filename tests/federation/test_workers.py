@@ -67,6 +67,12 @@ def folder(tmp_path):
     return project
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """vfl starts its workers with this variable; with a second thread no worker stands."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 @pytest.fixture
 def standing(folder, monkeypatch):
     monkeypatch.setattr(workers, "_RESTART_S", 0.0)

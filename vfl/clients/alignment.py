@@ -58,8 +58,8 @@ def take_part_in_alignment(
     post, kept, asked = Post(terms.everybody, own.most_bytes, own.place), None, None
     post.add(seals.offers())
     with ExitStack() as until_done, attached(message, introduction, limits) as stream:
-        told = Announcement.parse(stream.terms.get("standing"), terms.label_party)
-        standing.admit(terms.label_party, told)
+        received = Announcement.parse(stream.terms.get("standing"), terms.label_party)
+        standing.admit(terms.label_party, received)
         link = Observed(stream, name, "feature", [standing])
         while True:
             ready = own.advance(say)

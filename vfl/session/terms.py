@@ -220,7 +220,7 @@ class Terms(Settings):
 
     @property
     def masks_cuts(self) -> bool:
-        """Whether the session has a secure mode other than "none", which hides single cuts."""
+        """Whether the session's secure mode hides single cuts; each mode but "none" does."""
         return self.secure != "none"
 
     @property
