@@ -48,6 +48,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -386,12 +387,6 @@ def _accelerators() -> list[str]:
 
 def environment() -> dict[str, Any]:
     """Return versions and the processor, which are needed to repeat a run."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
     return {
         "vfl": VERSION,
         "python": platform.python_version(),
@@ -401,4 +396,13 @@ def environment() -> dict[str, Any]:
         "accelerators": _accelerators(),
         "cores": os.cpu_count(),
         "byte_order": sys.byteorder,
-    } | versions
+        **{package: _version(package) for package in _PACKAGES},
+    }
+
+
+@cache  # a grid writes this record for thousands of short runs
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -67,11 +68,16 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
     Returns:
         Pictures, float64 from 0 to 16, axes (1797, 8, 8); digits, int64, axes (1797,).
     """
+    table = _digits_table()
+    return table[:, :-1].reshape(-1, 8, 8).copy(), table[:, -1].astype(np.int64)
+
+
+@cache  # the cells of a grid read this table again for each seed
+def _digits_table() -> np.ndarray:
     package = find_spec("sklearn")
     assert package is not None, "vfl depends on scikit-learn"
     assert package.origin is not None, "it is installed as files"
-    table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
-    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+    return np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
 
 
 def read_digit_pairs(seed: int) -> tuple[np.ndarray, np.ndarray]:
