@@ -29,6 +29,7 @@ from benchmarks import harness
 from benchmarks.worker import BenchmarkWorker, Parent
 from vfl.config import memory_bytes
 from vfl.config.toml import Settings
+from vfl.core.errors import BadOptionError
 from vfl.core.frame import from_bytes, to_bytes
 from vfl.datasets import TableFormat
 from vfl.datasets.alignment.gaps import Found, FoundRole, role_of
@@ -117,11 +118,20 @@ def bench_alignment(
             `ecdh:reuse=true` stores.
 
     Raises:
+        BadOptionError: the larger set has too few ids for new common ids in each alignment.
         LostPeerError: a role ended early; its standard error says why.
     """
-    rows = []
-    for count in ids:
-        sizes = dict.fromkeys(PARTIES, count) | ({} if small is None else {small_at: small})
+    rows, by_party = [], {} if small is None else {small_at: small}
+    every = [dict.fromkeys(PARTIES, count) | by_party for count in ids]
+    for sizes in every:
+        most = max(sizes.values()) // max(min(sizes.values()) // 2, 1)
+        if times > most:
+            raise BadOptionError(
+                "the larger set has too few ids for new common ids in each alignment",
+                got=f"--times {times}",
+                want=f"at most {most}, or a lower --small",
+            )
+    for sizes in every:
         with tempfile.TemporaryDirectory() as folder:
             for turn in range(1, times + 1):
                 harness.say(f"{protocol}: {sizes} ids, {memory}, alignment {turn}")
