@@ -148,8 +148,8 @@ class Layout:
         model: class of the family's models.
         shape: function from a configuration to the shape of the whole model, including its head if
             it has one.
-        names: function from a configuration to the names of the model's weights; None means vfl's
-            own names.
+        names: names of the model's weights, or a function from a configuration to them; None means
+            vfl's own names.
         prefixes: texts with which the names of all weights of the body begin; files that contain
             only the body lack these prefixes.
         unused: name prefixes of weights of heads for other tasks, which vfl does not use.
@@ -157,13 +157,28 @@ class Layout:
 
     model: type[Decoder] | type[Encoder] | type[PictureEncoder] | type[Vectors]
     shape: Callable[[Config], BlockShape]
-    names: Callable[[Config], Names] | None
+    names: Names | Callable[[Config], Names] | None
     prefixes: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
 
 
 def _blocks(**names: str) -> Mapping[str, tuple[str, ...]]:
     return {ours: tuple(theirs.split()) for ours, theirs in names.items()}
+
+
+#: Settings of most families that state the sizes of a picture encoder, and of a text model.
+_PICTURE_SIZES = {
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "inner": "intermediate_size",
+}
+_TEXT_SIZES = {"vocabulary": "vocab_size", **_PICTURE_SIZES, "context": "max_position_embeddings"}
+
+
+def _sizes(config: Config, **others: str) -> dict[str, Any]:
+    """Return a text model's sizes; `others` are settings whose names differ in its family."""
+    return {size: config[name] for size, name in (_TEXT_SIZES | others).items()}
 
 
 # Decoder families derived from GPT-2.
@@ -209,12 +224,7 @@ def _opt(config: Config) -> DecoderShape:
         _remove_final_layer_norm=False,
     )
     return DecoderShape(
-        vocabulary=config["vocab_size"],
-        width=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        inner=config["ffn_dim"],
-        context=config["max_position_embeddings"],
+        **_sizes(config, inner="ffn_dim"),
         mlp=config.choose("activation_function", _PLAIN, "relu"),
         tied=config.get("tie_word_embeddings", True),
         bias=config.get("enable_bias", True),
@@ -244,12 +254,7 @@ _OPT = Names(
 def _gpt_neox(config: Config) -> DecoderShape:
     rope = _rotary(config, base="rotary_emb_base", part=config.get("rotary_pct", 0.25))
     return DecoderShape(
-        vocabulary=config["vocab_size"],
-        width=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        inner=config["intermediate_size"],
-        context=config["max_position_embeddings"],
+        **_sizes(config),
         positions="rotary",
         parallel=config.get("use_parallel_residual", True),
         mlp=config.choose("hidden_act", _PLAIN, "gelu"),
@@ -280,17 +285,11 @@ _GPT_NEOX = Names(
 def _llama_like(
     config: Config, *, tied: bool = False, part: float | None = None, **others: Any
 ) -> DecoderShape:
-    width, heads = config["hidden_size"], config["num_attention_heads"]
+    sizes = _sizes(config)
     linear = [name for names in _LLAMA_BLOCKS.values() for name in names if "norm" not in name]
     common = {
-        "vocabulary": config["vocab_size"],
-        "width": width,
-        "layers": config["num_hidden_layers"],
-        "heads": heads,
-        "groups": config.get("num_key_value_heads", heads),
+        "groups": config.get("num_key_value_heads", sizes["heads"]),
         "head_width": config.get("head_dim", 0),
-        "inner": config["intermediate_size"],
-        "context": config["max_position_embeddings"],
         "positions": "rotary",
         "norm": "rms",
         "tied": config.get("tie_word_embeddings", tied),
@@ -300,7 +299,7 @@ def _llama_like(
     if "mlp" not in others:
         common["mlp"] = config.choose("hidden_act", _GATED, "silu")
     rope = _rotary(config, head=others.get("head_width"), part=part)
-    return DecoderShape(**(common | rope | others))
+    return DecoderShape(**(sizes | common | rope | others))
 
 
 _LLAMA_BLOCKS = _blocks(
@@ -320,15 +319,12 @@ _FOUR_NORMS = _blocks(
 _FUSED = _blocks(attention_in="self_attn.qkv_proj", mlp_in="mlp.gate_up_proj")
 
 
-def _llama_names(
-    *changed: Mapping[str, tuple[str, ...]], plus_one: bool = False
-) -> Callable[[Config], Names]:
+def _llama_names(*changed: Mapping[str, tuple[str, ...]], plus_one: bool = False) -> Names:
     blocks = dict(_LLAMA_BLOCKS)
     for each in changed:
         blocks |= each
     top = {"tokens": "embed_tokens", "norm": "norm", "head": "lm_head"}
-    names = Names(top, "layers.{}", blocks, plus_one=plus_one)
-    return lambda config: names
+    return Names(top, "layers.{}", blocks, plus_one=plus_one)
 
 
 def _mistral(config: Config) -> DecoderShape:
@@ -520,15 +516,11 @@ def _classes(config: Config, head: str) -> int:
 
 def _bert(config: Config) -> EncoderShape:
     config.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
-    padding = _bert_padding(config)
+    padding, sizes = _bert_padding(config), _sizes(config)
+    sizes["context"] -= padding + 1
     head = "classifier" if config["model_type"] == "bert" else "classifier.out_proj"
     return EncoderShape(
-        vocabulary=config["vocab_size"],
-        width=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        inner=config["intermediate_size"],
-        context=config["max_position_embeddings"] - padding - 1,
+        **sizes,
         mlp=config.choose("hidden_act", _PLAIN, "gelu"),
         epsilon=config.get("layer_norm_eps", 1e-12),
         segments=config.get("type_vocab_size", 2),
@@ -569,12 +561,7 @@ def _bert_names(config: Config) -> Names:
 
 def _distilbert(config: Config) -> EncoderShape:
     return EncoderShape(
-        vocabulary=config["vocab_size"],
-        width=config["dim"],
-        layers=config["n_layers"],
-        heads=config["n_heads"],
-        inner=config["hidden_dim"],
-        context=config["max_position_embeddings"],
+        **_sizes(config, width="dim", layers="n_layers", heads="n_heads", inner="hidden_dim"),
         mlp=config.choose("activation", _PLAIN, "gelu"),
         epsilon=1e-12,
         segments=0,
@@ -619,10 +606,7 @@ def _picture(config: Config, **others: Any) -> PictureShape:
     channels = config.get("num_channels", 3)
     half = [0.5] * channels
     return PictureShape(
-        width=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        inner=config["intermediate_size"],
+        **{size: config[name] for size, name in _PICTURE_SIZES.items()},
         size=_side(config, "image_size"),
         patch=_side(config, "patch_size"),
         channels=channels,
@@ -680,12 +664,7 @@ def _clip_vision(config: Config) -> PictureShape:
 
 def _clip_text(config: Config) -> DecoderShape:
     return DecoderShape(
-        vocabulary=config["vocab_size"],
-        width=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        inner=config["intermediate_size"],
-        context=config["max_position_embeddings"],
+        **_sizes(config),
         mlp=config.choose("hidden_act", _PLAIN, "quick_gelu"),
         epsilon=config.get("layer_norm_eps", 1e-5),
     )
@@ -721,10 +700,6 @@ _CLIP_VISION = Names(
 )
 
 
-def _fixed(names: Names) -> Callable[[Config], Names]:
-    return lambda config: names
-
-
 _ROBERTA = Layout(
     Encoder, _bert, _bert_names, ("roberta.",), ("lm_head.", "pooler.", "qa_outputs.")
 )
@@ -733,9 +708,9 @@ _LLAMA = Layout(Decoder, _llama_like, _llama_names(), ("model.",))
 LAYOUTS: Mapping[str, Layout] = {
     OWN: Layout(Decoder, lambda config: DecoderShape(**_without_type(config.found)), None),
     VECTORS: Layout(Vectors, lambda config: VectorShape(**_without_type(config.found)), None),
-    "gpt2": Layout(Decoder, _gpt2, _fixed(_GPT2), ("transformer.",)),
-    "opt": Layout(Decoder, _opt, _fixed(_OPT), ("model.decoder.", "decoder.")),
-    "gpt_neox": Layout(Decoder, _gpt_neox, _fixed(_GPT_NEOX), ("gpt_neox.",)),
+    "gpt2": Layout(Decoder, _gpt2, _GPT2, ("transformer.",)),
+    "opt": Layout(Decoder, _opt, _OPT, ("model.decoder.", "decoder.")),
+    "gpt_neox": Layout(Decoder, _gpt_neox, _GPT_NEOX, ("gpt_neox.",)),
     "llama": _LLAMA,
     "mistral": Layout(Decoder, _mistral, _llama_names(), ("model.",)),
     "qwen2": Layout(Decoder, _qwen2, _llama_names(), ("model.",)),
@@ -750,14 +725,14 @@ LAYOUTS: Mapping[str, Layout] = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "distilbert": Layout(
-        Encoder, _distilbert, _fixed(_DISTILBERT), ("distilbert.",), ("vocab_", "qa_outputs.")
+        Encoder, _distilbert, _DISTILBERT, ("distilbert.",), ("vocab_", "qa_outputs.")
     ),
-    "vit": Layout(PictureEncoder, _vit, _fixed(_VIT), ("vit.",), _VIT_UNUSED),
+    "vit": Layout(PictureEncoder, _vit, _VIT, ("vit.",), _VIT_UNUSED),
     "clip_text_model": Layout(
-        Decoder, _clip_text, _fixed(_CLIP_TEXT), ("text_model.",), ("text_projection.",)
+        Decoder, _clip_text, _CLIP_TEXT, ("text_model.",), ("text_projection.",)
     ),
     "clip_vision_model": Layout(
-        PictureEncoder, _clip_vision, _fixed(_CLIP_VISION), ("vision_model.",), ("visual_",)
+        PictureEncoder, _clip_vision, _CLIP_VISION, ("vision_model.",), ("visual_",)
     ),
 }
 #: For each tower of a whole CLIP model: the name of its settings, its family, and the name prefixes

@@ -150,7 +150,7 @@ def describe(folder: Path, part: Part = "whole") -> Described:
         config.require(quantization_config=None)
         shape = layout.shape(config)
         shape = shape if part == "whole" else _headless(shape)
-        names = layout.names(config) if layout.names else None
+        names = layout.names(config) if callable(layout.names) else layout.names
     heads = _HEADS if part != "whole" or _tied(shape) else ()
     return Described(
         folder, family, layout, shape, names, weights, (*layout.unused, *others, *heads)
