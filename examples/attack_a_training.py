@@ -7,7 +7,7 @@ they change the attacks.
 import torch
 
 from vfl.attacks import make
-from vfl.attacks.cases import decoded, received_case, training_case
+from vfl.attacks.cases import TrainedParts, decoded, received_case, training_case
 from vfl.attacks.scoring import attempt_all
 from vfl.config import Experiment
 from vfl.core.seeds import generator
@@ -33,7 +33,8 @@ frames = list(decoded(trace, session.terms, data["lender"].split))
 
 draw = generator(0, "leak")
 heard = training_case(experiment, data, frames, "bank", 1, draw)
-received = received_case(experiment, data, frames, "bank", 200, draw, session.weights())
+network = TrainedParts(experiment, data, session.weights())
+received = received_case(network, frames, "bank", 200, draw)
 for case, specs in (
     (heard, ["gradient_similarity", "surrogate"]),
     (received, ["inversion:steps=200", "white_box_inversion"]),

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from vfl.attacks import make
-from vfl.attacks.cases import Queried, attribute_case, decoded, queried_case, received_case
+from vfl.attacks.cases import (
+    Queried,
+    TrainedParts,
+    attribute_case,
+    decoded,
+    queried_case,
+    received_case,
+)
 from vfl.attacks.scoring import Case, attempt_all
 from vfl.config import Experiment
 from vfl.core.errors import NotGrantedError, TooFewRowsError
@@ -108,8 +115,8 @@ def test_bottoms_together_are_those_apart(merge):
 
 def received(data, session) -> Case:
     trained, frames = session
-    draw = generator(0, "leak")
-    return received_case(experiment(), data, frames, "bank", 120, draw, trained.weights())
+    parts = TrainedParts(experiment(), data, trained.weights())
+    return received_case(parts, frames, "bank", 120, generator(0, "leak"))
 
 
 def test_a_column_is_read_from_the_cut(data, session):

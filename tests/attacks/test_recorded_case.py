@@ -50,8 +50,8 @@ def heard_by_the_bank(victim, k=1):
 
 def received_from_the_bank(victim, leaks=100):
     experiment, data, frames, session = victim
-    draw = generator(0, "leak")
-    return received_case(experiment, data, frames, "bank", leaks, draw, session.weights())
+    parts = TrainedParts(experiment, data, session.weights())
+    return received_case(parts, frames, "bank", leaks, generator(0, "leak"))
 
 
 @pytest.mark.parametrize(("spec", "least"), [("gradient_similarity", 0.95), ("surrogate", 0.9)])

@@ -5,7 +5,7 @@ import torch
 from recorded_digits import Recorded, left
 
 from vfl.attacks import Grant, SentCuts, ThreatModel, Transcript, make
-from vfl.attacks.cases import Victim, received_case, summed_case, training_case
+from vfl.attacks.cases import TrainedParts, Victim, received_case, summed_case, training_case
 from vfl.attacks.scoring import attempt
 from vfl.attacks.wrappers import mean_cuts
 from vfl.config import Experiment
@@ -90,7 +90,7 @@ def test_a_feature_party_averages_the_bottoms_it_kept(noisy):
 
 
 def test_who_keeps_nothing_averages_nothing(noisy):
-    once = noisy.of(received_case, 100, generator(0, "leak"), noisy.weights)
+    once = received_case(noisy.trained(), noisy.frames, noisy.party, 100, generator(0, "leak"))
     for case, spec in (
         (once, "averaging:of=inversion:steps=150,over=queries"),
         (noisy.received(), "averaging:of=inversion:steps=150"),
@@ -134,9 +134,7 @@ def summed():
 
 
 def of_sums(summed, partners, leaks=200):
-    experiment, data, weights = summed
-    draw = generator(0, "leak")
-    return summed_case(experiment, data, "bank", partners, leaks, draw, weights)
+    return summed_case(TrainedParts(*summed), "bank", partners, leaks, generator(0, "leak"))
 
 
 @pytest.mark.parametrize("spec", ["logistic", "kmeans"])

@@ -1,7 +1,7 @@
 """Digits trained in one process, with all that was sent and every bottom that one party had."""
 
 from vfl.attacks import make
-from vfl.attacks.cases import Victim, decoded, recalled_case, received_case
+from vfl.attacks.cases import TrainedParts, Victim, decoded, recalled_case, received_case
 from vfl.attacks.scoring import attempt
 from vfl.config import Experiment
 from vfl.core.seeds import generator
@@ -60,11 +60,14 @@ class Recorded:
     def of(self, build, *more):
         return build(self.experiment, self.data, self.frames, self.party, *more)
 
+    def trained(self):
+        return TrainedParts(self.experiment, self.data, self.weights)
+
     def recalled(self):
-        return self.of(recalled_case, 100, self.leak(), self.weights)
+        return recalled_case(self.trained(), self.frames, self.party, 100, self.leak())
 
     def received(self):
-        return self.of(received_case, 100, self.leak(), self.weights, self.again)
+        return received_case(self.trained(), self.frames, self.party, 100, self.leak(), self.again)
 
     def again(self, rows):
         return self.victims[0].asked_again(rows, TIMES, generator(self.seed, "again"))

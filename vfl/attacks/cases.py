@@ -475,6 +475,7 @@ class TrainedParts:
         weights: trained weights of all parties, as `LocalSession.weights` returns them.
 
     Attributes:
+        experiment, data, weights: the arguments.
         lacking: grants of a label party for which the trained network has no values.
     """
 
@@ -483,7 +484,7 @@ class TrainedParts:
     def __init__(
         self, experiment: Experiment, data: Mapping[str, PartyData], weights: Weights
     ) -> None:
-        self.experiment, self.data, self._weights = experiment, data, weights
+        self.experiment, self.data, self.weights = experiment, data, weights
         self._terms = Terms.of(experiment, "predict", experiment.name)
 
     def bottom(self, party: str) -> nn.Module:
@@ -563,7 +564,7 @@ class TrainedParts:
 
     def _load(self, parts: nn.ModuleDict, party: str) -> None:
         """Load the weights of some modules from the weights of a party."""
-        weights = self._weights[party].items()
+        weights = self.weights[party].items()
         parts.load_state_dict({k: value for k, value in weights if k.split(".")[0] in parts})
 
 
@@ -717,13 +718,11 @@ def training_case(
 
 
 def received_case(
-    experiment: Experiment,
-    data: Mapping[str, PartyData],
+    parts: TrainedParts,
     frames: Frames,
     party: str,
     leaks: int,
     draw: torch.Generator,
-    weights: Weights,
     again: Callable[[Tensor], Sequence[SentCuts]] | None = None,
 ) -> Case:
     """Return the case of a label party that reconstructs test rows from received query cuts.
@@ -732,13 +731,11 @@ def received_case(
     from the same weights, unless the training restored the weights of an earlier epoch at its end.
 
     Args:
-        experiment: experiment of the training.
-        data: every party's aligned rows.
+        parts: models and weights of the trained network.
         frames: frames of the validation and test queries; see `decoded`.
         party: the attacked feature party.
         leaks: number of validation rows whose columns the attacker has.
         draw: generator from which the leaked rows are drawn.
-        weights: each party's trained weights, as `LocalSession.weights` returns them.
         again: function that returns the messages of repeated queries for given aligned rows, such
             as `Victim.asked_again`; None means no repeated queries.
 
@@ -746,18 +743,6 @@ def received_case(
         TooFewRowsError: there are fewer validation rows than `leaks`.
         DataError: the cuts of some rows were not recorded.
     """
-    return received_of(TrainedParts(experiment, data, weights), frames, party, leaks, draw, again)
-
-
-def received_of(
-    parts: TrainedParts,
-    frames: Frames,
-    party: str,
-    leaks: int,
-    draw: torch.Generator,
-    again: Callable[[Tensor], Sequence[SentCuts]] | None = None,
-) -> Case:
-    """Return the case of `received_case`, for a network given as `TrainedParts`."""
     split = parts.data[parts.experiment.label.party].split
     validation, targets = torch.from_numpy(split.validation), torch.from_numpy(split.test)
     leaked = draw_columns(validation, leaks, draw, "validation")[:leaks]
@@ -776,13 +761,7 @@ def received_of(
 
 
 def recalled_case(
-    experiment: Experiment,
-    data: Mapping[str, PartyData],
-    frames: Frames,
-    party: str,
-    leaks: int,
-    draw: torch.Generator,
-    weights: Weights,
+    parts: TrainedParts, frames: Frames, party: str, leaks: int, draw: torch.Generator
 ) -> Case:
     """Return the case of a label party that reconstructs training rows from training messages.
 
@@ -793,13 +772,6 @@ def recalled_case(
         TooFewRowsError: there are fewer training rows than `leaks`.
         DataError: the cuts of some rows were not recorded.
     """
-    return recalled_of(TrainedParts(experiment, data, weights), frames, party, leaks, draw)
-
-
-def recalled_of(
-    parts: TrainedParts, frames: Frames, party: str, leaks: int, draw: torch.Generator
-) -> Case:
-    """Return the case of `recalled_case`, for a network given as `TrainedParts`."""
     train = torch.from_numpy(parts.data[parts.experiment.label.party].split.train)
     order = draw_columns(train, leaks, draw, "training")
     trained = [(frame, values) for frame, values in frames if frame.phase == "train"]
@@ -952,31 +924,24 @@ _PARTNER = frozenset({Grant.CUTS, Grant.LEAKED_INPUTS})
 
 
 def summed_case(
-    experiment: Experiment,
-    data: Mapping[str, PartyData],
-    party: str,
-    partners: Sequence[str],
-    leaks: int,
-    draw: torch.Generator,
-    weights: Weights,
+    parts: TrainedParts, party: str, partners: Sequence[str], leaks: int, draw: torch.Generator
 ) -> Case:
     """Return the case of a label party that reconstructs test rows from sums of cuts.
 
     Args:
-        experiment: experiment of the training, with ``secure = "sum"``.
-        data: every party's aligned rows.
+        parts: models and weights of a network that was trained with ``secure = "sum"``.
         party: the feature party that is attacked.
         partners: feature parties that give the label party their cuts, which it subtracts; may be
             empty.
         leaks: number of validation rows whose columns the attacker has.
         draw: generator from which the leaked rows are drawn.
-        weights: each party's trained weights, as `LocalSession.weights` returns them.
 
     Raises:
         UserError: the label party receives each party's cut separately, so there is no sum from
             which to subtract.
         TooFewRowsError: there are fewer validation rows than `leaks`.
     """
+    experiment, data = parts.experiment, parts.data
     ring = ring_of(experiment)
     if ring is None:
         raise UserError(
@@ -992,7 +957,7 @@ def summed_case(
 
     def encoded(name: str, rows: Tensor) -> bytes:
         """Return a party's cuts as encoded for the sum; its masks are left out, as they cancel."""
-        victim = Victim(experiment, data, name, weights[name])
+        victim = Victim(experiment, data, name, parts.weights[name])
         return ring.encode(victim.cuts(rows), name, 0).tobytes()
 
     terms = {name: [encoded(name, rows) for rows in groups] for name in everybody}
@@ -1006,7 +971,7 @@ def summed_case(
     grants = SUMMING if partners else COLUMNS
     threat = ThreatModel("label party", "inference", grants, colluding=tuple(partners))
     targets, leaked = ((rows, summed(of, *everybody)) for of, rows in enumerate(groups))
-    case = columns_case(TrainedParts(experiment, data, weights), party, targets, leaked, threat)
+    case = columns_case(parts, party, targets, leaked, threat)
     partner = ThreatModel("feature party", "inference", _PARTNER)
     held = [Holdings(summed(0, name), summed(1, name)) for name in partners]
     views = [View(partner, case.view.classes, one) for one in held]

@@ -25,8 +25,8 @@ from vfl.attacks.cases import (
     TrainedParts,
     Victim,
     labels_of,
-    recalled_of,
-    received_of,
+    recalled_case,
+    received_case,
     served_case,
     training_case,
 )
@@ -580,11 +580,11 @@ class _ModuleCases(Cases):
             self.party, "up", Kind.QUERY, 0, b"", phase="test", epoch=0, rows=rows.numpy()
         )
         frames = [(asked, self.cuts(rows))]
-        return received_of(self._own_parts, frames, self.party, self._leaks(), draw)
+        return received_case(self._own_parts, frames, self.party, self._leaks(), draw)
 
     def _recalled(self, draw: torch.Generator) -> Case:
         leaks = min(self._leaks(), len(self.data[self.party].split.train) // 2)
-        return recalled_of(self._own_parts, self._trained(), self.party, leaks, draw)
+        return recalled_case(self._own_parts, self._trained(), self.party, leaks, draw)
 
     def case(self, scenario: Scenario, k: int, draw: torch.Generator) -> Case:
         if scenario == SERVER:

@@ -372,8 +372,7 @@ class Cases:
         if scenario == PREDICTIONS:
             return self._queried(draw)
         if scenario == SECURE_SUM:
-            return summed_case(self.experiment, self.data, self.party, others,
-                               self._leaks(), draw, self._all_weights())  # fmt: skip
+            return summed_case(self._parts(), self.party, others, self._leaks(), draw)
         if scenario.attacker == "feature party":
             snapshots = self._snapshots() if scenario == SNAPSHOTS else []
             partners = [self._victim(name) for name in others] if scenario == COLLUSION else []
@@ -427,12 +426,13 @@ class Cases:
             return self._begun[name]
         return PartyFolder(self.folder.party(name)).weights()
 
-    def _all_weights(self) -> dict[str, dict[str, Tensor]]:
-        return {name: self._weights(name) for name in self.data}
+    def _parts(self) -> TrainedParts:
+        weights = {name: self._weights(name) for name in self.data}
+        return TrainedParts(self.experiment, self.data, weights)
 
     def _top(self) -> nn.Module:
         """Return the label party's trained top model."""
-        return TrainedParts(self.experiment, self.data, self._all_weights()).top()
+        return self._parts().top()
 
     def _victim(self, name: str) -> Victim:
         return Victim(self.experiment, self.data, name, self._weights(name))
@@ -451,15 +451,13 @@ class Cases:
             return self.victim.asked_again(rows, _TIMES, orders.clone_state())
 
         frames, leaks = self._of(self.experiment.label.party, None), self._leaks()
-        return received_case(self.experiment, self.data, frames, self.party, leaks, draw,
-                             self._all_weights(), again)  # fmt: skip
+        return received_case(self._parts(), frames, self.party, leaks, draw, again)
 
     def _recalled(self, draw: torch.Generator) -> Case:
         train = self.data[self.party].split.train
         leaks = min(self.settings.known_columns, len(train) // 2)
         frames = self._of(self.experiment.label.party, None)
-        return recalled_case(self.experiment, self.data, frames, self.party, leaks, draw,
-                             self._all_weights())  # fmt: skip
+        return recalled_case(self._parts(), frames, self.party, leaks, draw)
 
     def _leaks(self) -> int:
         """Return the number of validation rows whose columns the attacking label party knows."""
