@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from vfl.compression.none import dense_bytes
-from vfl.core.errors import FrameError, LostPeerError, NonFiniteError, ProtocolError, WidthError
+from vfl.core.errors import (
+    FrameError,
+    LostPeerError,
+    NonFiniteError,
+    ProtocolError,
+    UserError,
+    WidthError,
+)
 from vfl.core.frame import Frame, Kind
 from vfl.defenses import Defense
 from vfl.session import Adversary
@@ -213,6 +220,52 @@ def test_a_dishonest_feature_party(start):
     assert (party, step) == ("bank", 2)
     torch.testing.assert_close(gradient, cut)
     torch.testing.assert_close(linear.bias.detach(), bias - 100 * cut.sum(0))
+
+
+class Asking(Adversary):
+    """Computes the cuts of its batch in one of its methods, or keeps the function for the test."""
+
+    def __init__(self, method):
+        self.method, self.cuts = method, []
+
+    def model(self, cuts_of):
+        self.cuts_of = cuts_of
+
+    def _ask(self, method, inputs):
+        if method == self.method:
+            self.cuts.append(self.cuts_of(inputs))
+
+    def batch(self, inputs, context):
+        self._ask("batch", inputs)
+        return inputs
+
+    def cut(self, cut, context):
+        self._ask("cut", torch.ones(2, 4))
+        return cut
+
+    def received(self, party, values, context):
+        self._ask("received", torch.ones(2, 4))
+
+
+def test_an_adversary_computes_cuts_of_its_batch(start):
+    game, honest = start(adversary=(adversary := Asking("batch"))), start()
+    before = game.feature.query_cut(game.inputs)
+    assert torch.equal(game.turn(), honest.turn())
+    torch.testing.assert_close(adversary.cuts, [before])
+    assert game.digest() == honest.digest()
+
+
+@pytest.mark.parametrize("method", ["cut", "received", "between two steps"])
+def test_an_adversary_computes_no_cuts_in_other_methods(start, method):
+    game = start(adversary=(adversary := Asking(method)))
+
+    def play():
+        game.turn()
+        adversary.cuts_of(game.inputs)
+
+    with pytest.raises(UserError, match="outside of its method 'batch'"):
+        play()
+    assert game.feature.model.training  # the refused call did not change the mode
 
 
 def test_a_dishonest_label_party(start):

@@ -33,7 +33,7 @@ from torch import Tensor, nn, optim
 from torch.func import functional_call
 
 from vfl.compression import INFERENCE, Codec, Encoded, StepContext
-from vfl.core.errors import ConfigError, NonFiniteError, ProtocolError, WidthError
+from vfl.core.errors import ConfigError, NonFiniteError, ProtocolError, UserError, WidthError
 from vfl.core.frame import Frame, Kind, Link, Payload
 from vfl.core.seeds import Secret, scoped
 from vfl.core.torch_internals import Compute, OptimizerFactory, go_back
@@ -74,8 +74,8 @@ class Adversary:
 
         Args:
             cuts_of: function that returns the current cuts of given inputs, axes (rows, width), in
-                evaluation mode. Only `batch` may call it: a later hook would change the mode of the
-                step.
+                evaluation mode. Only `batch` may call it, because a later hook would change the
+                mode of the step; any other call raises a `UserError`.
         """
 
     def cut(self, cut: Tensor, context: StepContext) -> Tensor:
@@ -579,7 +579,8 @@ class FeatureEnd(_End):
         self._trainable = [w for w in self.model.parameters() if w.requires_grad]
         if optimizer is not None and self._trainable:
             self._optimizer = own.adversary.optimizer(optimizer(self._trainable))
-        own.adversary.model(self.query_cut)
+        self._in_batch = False
+        own.adversary.model(self._cuts_for_adversary)
         self.private = None
         if private is not None and self._optimizer is not None:
             self.private = private(self.model, self.through_model)
@@ -656,6 +657,15 @@ class FeatureEnd(_End):
         random numbers of a query with step 0.
         """
         return self._query_cut(inputs, INFERENCE).cpu()
+
+    def _cuts_for_adversary(self, inputs: Tensor) -> Tensor:
+        if not self._in_batch:
+            raise UserError(
+                "an adversary computed cuts outside of its method 'batch'",
+                where=f"{type(self.adversary).__name__} at party '{self.party}'",
+                want="calls of 'cuts_of' in 'batch' only: later calls would change this step",
+            )
+        return self.query_cut(inputs)
 
     def _query_cut(self, inputs: Tensor, context: StepContext) -> Tensor:
         set_training(self.model, False)
@@ -741,7 +751,11 @@ class FeatureEnd(_End):
         context = StepContext(step, training=True, secret=self._secret, rows=rows)
         inputs = self._own.augmented(inputs, step)
         fed, _ = self.defense.batch(inputs, None, context)
-        inputs = self.adversary.batch(inputs if fed is None else fed, context)
+        self._in_batch = True
+        try:
+            inputs = self.adversary.batch(inputs if fed is None else fed, context)
+        finally:
+            self._in_batch = False
         inputs = inputs.to(self._compute.device)
         set_training(self.model, True)
         stash = Stash(self.model, self.state_dict()) if self.in_flight > 1 else None
