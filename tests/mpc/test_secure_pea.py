@@ -217,7 +217,7 @@ def test_a_model_that_was_revealed_is_revealed_anew_and_never_trained_anew(tmp_p
     again, _ = trained(chosen, checkpoints=tmp_path)
     assert torch.equal(first.weights()["east"]["weight"], again.weights()["east"]["weight"])
     last = PrivacyPlan.of(first.terms, 160).steps
-    own = first.label._checkpoints
+    own = first.label.checkpoints
     assert own.committed() == last
     for party in (*PARTIES, "dealer"):
         (tmp_path / party / "checkpoints" / f"{last:010d}.checkpoint").write_bytes(b"damaged")

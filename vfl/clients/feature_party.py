@@ -14,7 +14,6 @@ from vfl import defenses, models
 from vfl.core.errors import DataError
 from vfl.core.frame import Link
 from vfl.core.seeds import scoped
-from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
 from vfl.models.optimizers import Optimization
 from vfl.privacy.dpsgd import PrivateHalf
@@ -26,6 +25,7 @@ from vfl.session.exchange import (
     FeatureEnd,
     LocalSteps,
     Own,
+    TrainedParty,
     lasting,
     refuse_augment,
 )
@@ -34,7 +34,7 @@ from vfl.session.secure_mode import FeatureRound
 from vfl.session.threads import step_of
 
 
-class FeatureParty:
+class FeatureParty(TrainedParty):
     """Runs one feature party through the exchanges of a session.
 
     Args:
@@ -135,7 +135,6 @@ class FeatureParty:
 
     @property
     def name(self) -> str:
-        """The party's name."""
         return self.end.party
 
     def begin(self, exchange: Exchange) -> None:
@@ -233,13 +232,8 @@ class FeatureParty:
         return torch.cat([self.end.query_cut(self.inputs.index_select(0, one)) for one in parts])
 
     def weights(self) -> dict[str, Tensor]:
-        """Return this party's weights, which never leave the party."""
         codecs = {"codec": self.end.codec} if isinstance(self.end, FeatureEnd) else {}
         return lasting(self.end.state_dict(), codecs)
-
-    def weights_digest(self) -> str:
-        """Return the SHA-256 of the weights; no other value about the weights is disclosed."""
-        return weights_digest(self.weights())
 
     def _rows(self, exchange: Exchange) -> tuple[Tensor, np.ndarray]:
         """Return an exchange's inputs, and the positions of its rows among the aligned rows."""

@@ -21,20 +21,18 @@ from torch import Tensor, nn
 from vfl import compression, models
 from vfl.core.frame import Link
 from vfl.core.seeds import scoped
-from vfl.core.storage import weights_digest
 from vfl.core.traffic import Ledger
 from vfl.defenses.base import Undefended
 from vfl.models.optimizers import Optimization
 from vfl.session import EarlyStopping, Exchange, Terms
 from vfl.session.exchange import (
     CutAggregator,
+    CutReceiver,
     CutTerms,
     FeatureEnd,
     LabelEnd,
     Own,
-    gather,
-    lasting,
-    restore,
+    Stateful,
     set_training,
 )
 
@@ -54,7 +52,7 @@ class _Model(nn.Module):
         return output
 
 
-class MiddleParty:
+class MiddleParty(CutReceiver):
     """Runs the middle party through the exchanges of a session.
 
     Args:
@@ -89,7 +87,6 @@ class MiddleParty:
     ) -> None:
         assert terms.middle is not None, "only a session with a middle party uses this class"
         asked, train = terms.middle, terms.train
-        self.name = asked.party
         with scoped(own.secret.number("init")):
             self.ends = {
                 party: LabelEnd(
@@ -110,7 +107,7 @@ class MiddleParty:
                 model = recipe.build((terms.merged_width,), asked.width)
             adapters = {n: end.adapter for n, end in self.ends.items() if end.adapter is not None}
             agreed = CutTerms(
-                self.name,
+                asked.party,
                 asked.width,
                 compression.make(asked.codec),
                 Undefended(),
@@ -122,11 +119,16 @@ class MiddleParty:
             self._merger = models.make_merger(terms.merge).build(terms.widths)
             whole = _Model(model, self._merger, adapters)
             self.end = FeatureEnd(agreed, whole, own, link, build)
+        self.model = self.end.model
         if weights is not None:
             self.load_weights(weights)
         self.checkpoints = own.checkpoints
         self.stopping = EarlyStopping(train, self._state, self.load_weights)
         self._cuts = CutAggregator(self.ends, ledger or Ledger(), self.stopping)
+
+    @property
+    def name(self) -> str:
+        return self.end.party
 
     def begin(self, exchange: Exchange) -> None:
         """Save a checkpoint if one is due; then receive every party's cut, and send the output."""
@@ -191,26 +193,8 @@ class MiddleParty:
         for name, end in self.ends.items():
             end.send_again(saved["gradients"][name])
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return this party's weights and all codecs' states; both never leave the party."""
-        return lasting(self._state(), self._stateful())
-
-    def _state(self) -> dict[str, Tensor]:
-        """Return the weights and states, including states that only training needs."""
-        state = gather(self.end.model, self._stateful())
-        return {name: value.cpu() for name, value in state.items()}
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Restore the weights that the method `weights` returned."""
-        restore(self.end.model, self._stateful(), weights)
-
-    def weights_digest(self) -> str:
-        """Return the SHA-256 of the weights; no other value about the weights is disclosed."""
-        return weights_digest(self.weights())
-
-    def _stateful(self) -> dict[str, compression.Codec]:
-        codecs = {f"codec-{name}": end.codec for name, end in self.ends.items()}
-        return {"codec": self.end.codec, **codecs}
+    def _own_states(self) -> Mapping[str, Stateful]:
+        return {"codec": self.end.codec}
 
 
 #: Placeholder for labels: the middle party has no labels, and no label enters a gradient here.

@@ -5,23 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
-import numpy as np
 from torch import Tensor
 
 from vfl.core.errors import DataError
 from vfl.core.frame import Link
-from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData
-from vfl.privacy import PrivacyStatement
-from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, rules, secure_mode
+from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, secure_mode
 from vfl.session.exchange import Own
-from vfl.session.secure_mode import AnsweringNetwork, Layers, OwnRows, Revealed, require_honest
+from vfl.session.secure_mode import AnsweringNetwork, Layers, OwnRows, require_honest
+from vfl.session.whole_network import NetworkParty
 
 
-class WholeNetworkParty:
+class WholeNetworkParty(NetworkParty):
     """Runs a party of a whole network (see `WholeNetwork`) in a session.
 
     Args:
@@ -71,12 +68,16 @@ class WholeNetworkParty:
                 columns=data.columns,
                 categories=data.categories,
             )
-        self.name, self.inputs = party, rows.inputs
+        self.inputs = rows.inputs
         self.terms = terms
         self.network = mode.outer_network(party, terms, keys, stream, rows)
         self.checkpoints = own.checkpoints
         self.stopping = EarlyStopping(terms.train, self.network.weights, self.network.load_weights)
         self._weights = None if terms.mode == "train" else dict(weights or {})
+
+    @property
+    def name(self) -> str:
+        return self.network.party
 
     def play(
         self,
@@ -102,25 +103,9 @@ class WholeNetworkParty:
             VFLError: the error that ended the session.
         """
         started = time.perf_counter()
-        state = None
-        if start and self.checkpoints is not None:
-            state = self.checkpoints.load(start)
-            self.stopping.restore(state["stopping"])
-        self.network.begin(self._weights, None if state is None else state["network"])
-        schedule = rules.schedule(self.terms, self.network.split, start)
-        for exchange in through(self.stopping.follow(schedule)):
-            reveals = self.network.reveals(exchange)
-            kept = self.checkpoints if exchange.saves or reveals else None
-            if kept is not None:
-                content = {
-                    "network": self.network.training_state(),
-                    "stopping": self.stopping.state(),
-                }
-                kept.save(exchange.step, content)
-            if reveals:
-                self.network.everybody_saved(
-                    partial(kept.commit, exchange.step) if kept is not None else lambda: None
-                )
+        self._begin(start, self._weights)
+        for exchange in through(self._schedule(start)):
+            self._save(exchange)
             if exchange.trains:
                 self.network.train(exchange)
             else:
@@ -130,7 +115,7 @@ class WholeNetworkParty:
                 self.stopping.obey(self.network.receive_verdict(), exchange)
         report = PartyReport(
             party=self.name,
-            weights_sha256=weights_digest(self.network.weights()),
+            weights_sha256=self.weights_digest(),
             seconds=time.perf_counter() - started,
             count=count(),
         )
@@ -157,25 +142,4 @@ class WholeNetworkParty:
         """Do nothing, because no further message follows."""
 
     def weights(self) -> dict[str, Tensor]:
-        """Return this party's part of the model; see `WholeNetwork.weights`."""
         return self.network.weights()
-
-    def weights_digest(self) -> str:
-        """Return the SHA-256 of this party's part of the model."""
-        return weights_digest(self.weights())
-
-    def column_values(self) -> np.ndarray | None:
-        """Return Shapley values of this party's columns; see `WholeNetwork.column_values`."""
-        return self.network.column_values()
-
-    def figures(self) -> dict[str, Any]:
-        """Return metrics of this party's part of the trained model."""
-        return self.network.figures()
-
-    def privacy(self) -> tuple[PrivacyStatement, ...]:
-        """Return the privacy statements about the training, for the owners of its rows."""
-        return self.network.privacy()
-
-    def revealed(self) -> list[Revealed]:
-        """Return the kinds and the numbers of values that this party has learned."""
-        return self.network.revealed()

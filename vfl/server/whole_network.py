@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,17 +33,17 @@ from vfl.session.secure_mode import (
     AskingNetwork,
     Layers,
     OwnRows,
-    Revealed,
     ServedEnd,
     require_honest,
 )
+from vfl.session.whole_network import NetworkParty
 
 _TASK, _SHARE = "task.", "share."
 #: Number of training rows whose loss is computed at one time.
 _MEASURED_ROWS = 1 << 14
 
 
-class WholeNetworkLabel(AnyLabelParty):
+class WholeNetworkLabel(NetworkParty, AnyLabelParty):
     """Runs the label party of a whole network (see `WholeNetwork`) through a session.
 
     Args:
@@ -107,15 +105,10 @@ class WholeNetworkLabel(AnyLabelParty):
         See `WholeNetworkParty.play`.
         """
         self.ledger.phase = SETUP
-        state = None
-        if start and self._checkpoints is not None:
-            state = self._checkpoints.load(start)
-            self.stopping.restore(state["stopping"])
-        self.network.begin(self._shares, None if state is None else state["network"])
+        state = self._begin(start, self._shares)
         if state is not None:
             self.progress.restore(state["progress"])
-        schedule = self.stopping.follow(rules.schedule(self.terms, self.network.split, start))
-        self._go_through(through(schedule), self._step)
+        self._go_through(through(self._schedule(start)), self._step)
         frames = self.network.end(Frame(Kind.DONE))
         self.reports = [
             PartyReport.of(frame, name)
@@ -166,42 +159,17 @@ class WholeNetworkLabel(AnyLabelParty):
         shares = {f"{_SHARE}{name}": share for name, share in self.network.weights().items()}
         return shares | {f"{_TASK}{name}": one for name, one in self._task.state_dict().items()}
 
-    def revealed(self) -> list[Revealed]:
-        """Return the kinds and the numbers of values that the label party has learned."""
-        return self.network.revealed()
-
-    def traffic(self) -> list[dict[str, Any]]:
-        return self.network.traffic()
-
     def importance(self) -> Mapping[str, Any] | None:
         return self.network.importance()
 
-    def column_values(self) -> np.ndarray | None:
-        return self.network.column_values()
-
-    def figures(self) -> dict[str, Any]:
-        return self.network.figures()
-
     def privacy(self) -> tuple[PrivacyStatement, ...]:
-        return (*self._defense.privacy(), *self.network.privacy())
+        return (*self._defense.privacy(), *super().privacy())
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state from which an interrupted training resumes: network and counters."""
-        return {
-            "network": self.network.training_state(),
-            "stopping": self.stopping.state(),
-            "progress": self.progress.state(),
-        }
+        return super().training_state() | {"progress": self.progress.state()}
 
     def _step(self, exchange: Exchange) -> None:
-        reveals = self.network.reveals(exchange)
-        kept = self._checkpoints if exchange.saves or reveals else None
-        if kept is not None:
-            kept.save(exchange.step, self.training_state())
-        if reveals:
-            self.network.everybody_saved(
-                partial(kept.commit, exchange.step) if kept is not None else lambda: None
-            )
+        kept = self._save(exchange)
         self.ledger.phase = TRAIN if exchange.trains else EVALUATE
         if exchange.trains:
             outputs = self.network.train(exchange)

@@ -36,6 +36,7 @@ from vfl.compression import INFERENCE, Codec, Encoded, StepContext
 from vfl.core.errors import ConfigError, NonFiniteError, ProtocolError, UserError, WidthError
 from vfl.core.frame import Frame, Kind, Link, Payload
 from vfl.core.seeds import Secret, scoped
+from vfl.core.storage import weights_digest
 from vfl.core.torch_internals import Compute, OptimizerFactory, go_back
 from vfl.core.traffic import Ledger
 from vfl.datasets.augment import Augment
@@ -1010,6 +1011,55 @@ class LabelEnd(_End):
         if self.adversary is not HONEST:
             self.adversary.received(self.party, cut.cpu(), context)
         return cut, saved
+
+
+class TrainedParty:
+    """Base class of every party that owns a part of the trained model."""
+
+    @property
+    def name(self) -> str:
+        """The party's name."""
+        raise NotImplementedError
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return this party's weights and states, which never leave the party."""
+        raise NotImplementedError
+
+    def weights_digest(self) -> str:
+        """Return the SHA-256 of the weights; no other value about the weights is disclosed."""
+        return weights_digest(self.weights())
+
+
+class CutReceiver(TrainedParty):
+    """Base class of the parties that receive cuts: label parties, and the middle party.
+
+    Attributes:
+        ends: the party's endpoints of the exchanges, one for each feature party, in merge order.
+        model: the modules that the party trains.
+    """
+
+    ends: Mapping[str, LabelEnd]
+    model: nn.ModuleDict
+
+    def _own_states(self) -> Mapping[str, Stateful]:
+        """Return further objects whose states belong to the weights, by name."""
+        raise NotImplementedError
+
+    def weights(self) -> dict[str, Tensor]:
+        return lasting(self._state(), self._stateful())
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Restore the weights that the method `weights` returned."""
+        restore(self.model, self._stateful(), weights)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return weights and states, including states that only a training needs."""
+        state = gather(self.model, self._stateful())
+        return {name: value.cpu() for name, value in state.items()}
+
+    def _stateful(self) -> dict[str, Stateful]:
+        codecs = {f"codec-{name}": end.codec for name, end in self.ends.items()}
+        return {**self._own_states(), **codecs}
 
 
 class CutAggregator:

@@ -136,10 +136,8 @@ class WholeNetworkSession(PartiesSession):
 
     def revealed(self) -> list[Revealed]:
         """Return what each party learned, which only a process with all parties can list."""
-        found = [each for one in self._everybody for each in one.revealed()]
-        return found + self.label.revealed()
+        return [each for one in (*self._everybody, self.label) for each in one.revealed()]
 
     def traffic(self) -> list[dict[str, Any]]:
         """Return the traffic of all parties, by receiver and phase."""
-        networks = [*(one.network for one in self._everybody), self.label.network]
-        return [each for one in networks for each in one.traffic()]
+        return [each for one in (*self._everybody, self.label) for each in one.traffic()]

@@ -28,7 +28,6 @@ from vfl.config import LabelSettings
 from vfl.core.errors import DataError, PrivacyError, SpecError
 from vfl.core.frame import Link
 from vfl.core.seeds import scoped
-from vfl.core.storage import weights_digest
 from vfl.core.torch_internals import Compute
 from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData, Split
@@ -44,20 +43,19 @@ from vfl.session import EarlyStopping, Exchange, Terms, rules, secure_mode
 from vfl.session.dp_plan import PrivacyPlan, RowsAtBranches, refuse_beside_dp
 from vfl.session.exchange import (
     SUM,
+    CutReceiver,
     CutTerms,
     Draws,
     LabelEnd,
     LocalSteps,
     Own,
     Stateful,
+    TrainedParty,
     check_finite,
     check_shape,
     drop_gradients,
     filled,
-    gather,
-    lasting,
     refuse_augment,
-    restore,
     set_training,
 )
 from vfl.session.label.calibration import Calibration
@@ -595,7 +593,7 @@ class Records:
     on_epoch: Callable[[EpochRecord], None] = _nothing
 
 
-class AnyLabelParty:
+class AnyLabelParty(TrainedParty):
     """Base class of every label party: it counts exchanges, computes metrics and selects weights.
 
     Args:
@@ -640,12 +638,11 @@ class AnyLabelParty:
         self.stopping = stopping
         self._task = task
         self._complete = data.complete
-        self._checkpoints = own.checkpoints
+        self.checkpoints = own.checkpoints
         self._ranks, self._augmented = own.ranks, own.augmented
 
     @property
     def name(self) -> str:
-        """The party's name."""
         return self.data.name
 
     @property
@@ -677,14 +674,6 @@ class AnyLabelParty:
     def history(self) -> list[EpochRecord]:
         """One record of metrics for each epoch."""
         return self.progress.history
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return weights and states of the label party; both never leave the party."""
-        raise NotImplementedError
-
-    def weights_digest(self) -> str:
-        """Return the SHA-256 digest of the result of `weights`."""
-        return weights_digest(self.weights())
 
     def revealed(self) -> list[Revealed]:
         """Return kinds and numbers of further values that the party has learned."""
@@ -815,7 +804,7 @@ class Beside(Protocol):
         """Receive the messages with which an exchange ends."""
 
 
-class LabelParty(AnyLabelParty):
+class LabelParty(CutReceiver, AnyLabelParty):
     """Runs the label party through the exchanges of a session.
 
     Args:
@@ -991,8 +980,8 @@ class LabelParty(AnyLabelParty):
         def step(exchange: Exchange) -> None:
             if exchange.saves:
                 self._ranks.merge(self.ledger, rules.peers(self.terms))
-            if self._checkpoints is not None and exchange.saves:
-                self._checkpoints.save(exchange.step, self.training_state())
+            if self.checkpoints is not None and exchange.saves:
+                self.checkpoints.save(exchange.step, self.training_state())
             for other in others:
                 other.begin(exchange)
             self.aggregator.relay(exchange)
@@ -1005,14 +994,8 @@ class LabelParty(AnyLabelParty):
 
         return self._one_by_one(schedule, step)
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return weights and states of the label party; both never leave the party."""
-        return lasting(self._state(), self._stateful())
-
-    def _state(self) -> dict[str, Tensor]:
-        """Return weights and states, including states that only a training needs."""
-        state = gather(self.model, self._stateful())
-        return {name: value.cpu() for name, value in state.items()}
+    def _own_states(self) -> Mapping[str, Stateful]:
+        return {"defense": self._defense}
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         if self._plan is None:
@@ -1025,10 +1008,6 @@ class LabelParty(AnyLabelParty):
         if self._plan is None:
             return {}
         return {"epsilon": self._plan.epsilon(self.progress.train_steps)}
-
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Restore the weights that the method `weights` returned."""
-        restore(self.model, self._stateful(), weights)
 
     def training_state(self) -> dict[str, Any]:
         """Return the state for an exact resume: weights, optimiser, counters, gradients."""
@@ -1048,8 +1027,8 @@ class LabelParty(AnyLabelParty):
         Raises:
             RunFolderError: the checkpoint is missing or damaged, or belongs to other terms.
         """
-        if self._checkpoints is not None and step > 0:
-            self.load_training_state(self._checkpoints.load(step))
+        if self.checkpoints is not None and step > 0:
+            self.load_training_state(self.checkpoints.load(step))
         if not self._ranks.alone:
             self.load_training_state(self._ranks.spread(self.training_state()))
             if self._ranks.rank > 0:
@@ -1067,10 +1046,6 @@ class LabelParty(AnyLabelParty):
         for name, end in self.ends.items():
             end.send_again(saved["gradients"][name])
         self.progress.restore(saved["progress"])  # includes the messages that were sent again
-
-    def _stateful(self) -> dict[str, Stateful]:
-        codecs = {f"codec-{name}": end.codec for name, end in self.ends.items()}
-        return {"defense": self._defense, **codecs}
 
     def _train(self, whole: Exchange) -> None:
         exchange = whole if self._ranks.alone else self._ranks.share(whole)
@@ -1317,8 +1292,8 @@ class LabelParty(AnyLabelParty):
             check_shape(cut, len(inputs), self.terms.parties[self.data.name].width, self.data.name)
         found = own | self.aggregator.cuts(exchange)
         cuts = {name: found[name] for name in [*self.terms.parties, SUM] if name in found}
-        if self._checkpoints is not None and exchange.saves:
-            self._checkpoints.commit(exchange.step)
+        if self.checkpoints is not None and exchange.saves:
+            self.checkpoints.commit(exchange.step)
         return cuts
 
     def _through_model(self, *parts: Tensor) -> Tensor:
