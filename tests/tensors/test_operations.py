@@ -182,14 +182,71 @@ def test_public_operands_are_not_shared(shared):
         (functional.cross_entropy, {"label_smoothing": 0.1}),
         (functional.nll_loss, {"ignore_index": 2}),
         (functional.nll_loss, {"weight": torch.ones(4)}),
+        (functional.nll_loss, {"size_average": False}),
+        (functional.cross_entropy, {"reduce": False}),
+        (functional.mse_loss, {"weight": torch.ones(3, 4)}),
+        (functional.mse_loss, {"size_average": False}),
+        (functional.l1_loss, {"reduce": False}),
         (functional.binary_cross_entropy, {"weight": torch.ones(4)}),
         (functional.binary_cross_entropy_with_logits, {"pos_weight": torch.ones(4)}),
     ],
 )
 def test_options_of_losses_that_are_not_computed_are_refused(shared, loss, options):
-    target = LABELS if "binary" not in loss.__name__ else (X > 0).float()
+    of_classes = loss in (functional.cross_entropy, functional.nll_loss)
+    target = LABELS if of_classes else (X > 0).float()
     with pytest.raises(UserError, match="with"):
         loss(shared(X), target, **options)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [torch.sum, torch.mean, functional.softmax, functional.log_softmax, torch.zeros_like],
+)
+def test_another_type_of_the_result_is_refused(shared, operation):
+    options = {"dim": 1} if "softmax" in operation.__name__ else {}
+    with pytest.raises(UserError, match="with dtype"):
+        operation(shared(X), dtype=torch.int64, **options)
+    operation(shared(X), dtype=None, **options)
+
+
+#: Operations that replace the values of their first operand.
+IN_PLACE = {
+    "relu": lambda x, y: functional.relu(x, inplace=True),
+    "silu": lambda x, y: functional.silu(x, inplace=True),
+    "leaky_relu": lambda x, y: functional.leaky_relu(x, 0.1, inplace=True),
+    "hardtanh": lambda x, y: functional.hardtanh(x, -2, 1, inplace=True),
+    "add_": lambda x, y: x.add_(y, alpha=2),
+    "mul_": lambda x, y: x.mul_(y),
+    "copy_": lambda x, y: x.copy_(y[0]),
+    "zero_": lambda x, y: x.zero_(),
+}
+
+
+@pytest.mark.parametrize("case", IN_PLACE)
+def test_operations_in_place_change_the_tensor_and_its_gradient(shared, case):
+    found = []
+    for made in (shared, torch.clone):
+        x, y = made(X).requires_grad_(), made(Y).requires_grad_()
+        inner = x * 3 + y
+        assert IN_PLACE[case](inner, y) is inner
+        ((inner * torch.linspace(-1, 1, 12).reshape(3, 4)).sum() + x.sum() + y.sum()).backward()
+        found.append([inner, x.grad, y.grad])
+    for hidden, plain in zip(*found, strict=True):
+        values = hidden.get().float_precision()
+        assert torch.allclose(values, plain.detach(), atol=2e-2, rtol=2e-3)
+
+
+def test_changes_in_place_that_would_falsify_a_gradient_are_refused(shared):
+    x = shared(X).requires_grad_()
+    with pytest.raises(UserError, match="leaf"):
+        x.mul_(2)
+    inner = x * 3
+    squares = (inner * inner).sum()
+    functional.relu(inner, inplace=True)
+    with pytest.raises(UserError, match="changed in place"):
+        squares.backward()
+    with pytest.raises(UserError, match="3x4 to 2x3x4"):
+        inner.add_(torch.ones(2, 3, 4))
 
 
 @pytest.mark.parametrize("case", CASES)

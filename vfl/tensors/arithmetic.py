@@ -40,8 +40,7 @@ _SHORT_BITS, _SMALL = 8, 1 / 8
 def made(child: Ring, bits: int, like: FP, *tape: tuple[FP, Vjp]) -> FP:
     """Return a tensor of these ring elements; gradients flow to the tape's operands."""
     found = FP(child, bits, like.precision)
-    if torch.is_grad_enabled():
-        found._tape = tuple(each for each in tape if each[0].requires_grad)
+    found.record(*tape)
     return found
 
 
@@ -70,6 +69,12 @@ def both(a: Any, b: Any) -> tuple[FP, FP]:
     like = a if isinstance(a, FP) else b
     one, two = (each if isinstance(each, FP) else number(each, like) for each in (a, b))
     return one, two
+
+
+def refuse_options(what: str, **options: Any) -> None:
+    """Refuse an operation with options that shares do not support, unless they are None."""
+    if given := [name for name, value in options.items() if value is not None]:
+        FP.refuse(f"{what} with {', '.join(given)}")
 
 
 def at_precision(a: FP, precision: int) -> FP:
@@ -142,6 +147,7 @@ def expand(a: FP, shape: torch.Size) -> FP:
 
 def total(a: FP, dim: Any = None, keepdim: bool = False, dtype: None = None) -> FP:
     """Return the sum over axes; all axes by default."""
+    refuse_options("a sum or mean", dtype=dtype)
     dims = dimensions(a, dim)
     kept = torch.Size(1 if at in dims else size for at, size in enumerate(a.shape))
     return mapped(a, lambda g: expand(reshape(g, kept), a.shape), "sum", dims, keepdim)
@@ -149,7 +155,7 @@ def total(a: FP, dim: Any = None, keepdim: bool = False, dtype: None = None) -> 
 
 def mean(a: FP, dim: Any = None, keepdim: bool = False, dtype: None = None) -> FP:
     """Return the mean over axes; all axes by default."""
-    found = total(a, dim, keepdim)
+    found = total(a, dim, keepdim, dtype)
     return mul(found, found.numel() / a.numel())
 
 
@@ -432,7 +438,7 @@ def chosen(condition: FP, a: Any, b: Any) -> FP:
     return add(mul(apart, condition), b)
 
 
-def relu(a: FP, inplace: bool = False) -> FP:
+def relu(a: FP) -> FP:
     """Return max(a, 0)."""
     positive = less(0, a)
     return times(a, positive, "mul", lambda g: mul(g, positive), lambda g: g)

@@ -48,7 +48,8 @@ class FixedPrecisionTensor(ChainTensor):
         self.link(child)
         self.bits, self.precision, self._shape = bits, precision, child.shape
         self._gradient: FixedPrecisionTensor | None = None
-        self._tape: tuple[tuple[FixedPrecisionTensor, Vjp], ...] = ()
+        self._tape: tuple[tuple[FixedPrecisionTensor, Vjp, int], ...] = ()
+        self._changes = 0
         self._divided: FixedPrecisionTensor | None = None
 
     @classmethod
@@ -165,7 +166,7 @@ class FixedPrecisionTensor(ChainTensor):
             elif id(tensor) not in seen:
                 seen.add(id(tensor))
                 waiting.append((tensor, True))
-                waiting.extend((each, False) for each, _ in tensor._tape if each.requires_grad)
+                waiting.extend((each, False) for each, *_ in tensor._tape if each.requires_grad)
         one = public(torch.ones(self._shape, dtype=torch.int64), 0, self.precision)
         grads = {id(self): one}
         with torch.no_grad():
@@ -174,7 +175,9 @@ class FixedPrecisionTensor(ChainTensor):
                 if tensor._wants_grad and not tensor._tape:
                     before = tensor._gradient
                     tensor._gradient = grad if before is None else before + grad
-                for operand, vjp in tensor._tape:
+                for operand, vjp, changes in tensor._tape:
+                    if operand._changes != changes:
+                        self.refuse("backward through a tensor that was changed in place later")
                     if operand.requires_grad:
                         part = vjp(grad)
                         before = grads.get(id(operand))
@@ -197,14 +200,37 @@ class FixedPrecisionTensor(ChainTensor):
         # memory.
         if torch.is_grad_enabled() and self.requires_grad:
             found = FixedPrecisionTensor(found.child, wanted, self.precision)
-            found._tape = ((self, lambda g: g),)
+            found.record((self, lambda g: g))
         return found
 
+    def record(self, *tape: tuple[FixedPrecisionTensor, Vjp]) -> None:
+        """Let gradients of this tensor flow to the tape's operands, if gradients are recorded."""
+        if torch.is_grad_enabled():
+            self._tape = tuple(
+                (each, vjp, each._changes) for each, vjp in tape if each.requires_grad
+            )
+
     def become(self, other: FixedPrecisionTensor) -> Self:
-        """Replace this tensor's values in place by the values of another tensor."""
+        """Replace this tensor's values in place by those of another tensor of the same shape.
+
+        If gradients are recorded, the tensor's gradients then flow to the other tensor's operands.
+        """
+        if other.shape != self._shape:
+            self.refuse(f"an operation in place from {axes(self._shape)} to {axes(other.shape)}")
         self.link(other.child)
         self.bits, self._divided = other.bits, None
+        self._changes += 1
+        if torch.is_grad_enabled():
+            self._tape = other._tape
         return self
+
+    def before_change(self) -> FixedPrecisionTensor:
+        """Return a tensor of the present values and tape, as the operand of a change in place."""
+        if self._wants_grad and not self._tape:
+            self.refuse("an operation in place on a leaf that records gradients")
+        found = FixedPrecisionTensor(self.child, self.bits, self.precision)
+        found._divided, found._tape = self._divided, self._tape
+        return found
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"<fixed precision {axes(self._shape)}, {self.bits} bits: {self.child!r}>"

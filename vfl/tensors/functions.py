@@ -37,6 +37,7 @@ from vfl.tensors.arithmetic import (
     number,
     picked,
     power,
+    refuse_options,
     square,
     stack,
     sub,
@@ -320,7 +321,7 @@ def _logarithm(argument: Octave, like: FP) -> FP:
     return at_precision(add(argument.curve("log"), powers), like.precision)
 
 
-def softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
+def softmax(a: FP, dim: int = -1, dtype: None = None, _stacklevel: int = 0) -> FP:
     """Return exp(a) divided by its sum along an axis.
 
     An element may be smaller than the largest element by at most 115.
@@ -328,6 +329,7 @@ def softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
     For n elements, the softmax takes the rounds of messages of log2(n) comparisons and selections,
     and 23 more.
     """
+    refuse_options("softmax", dtype=dtype)
     with torch.no_grad():
         found = _shares_of_sum(a, dim)[0]
 
@@ -337,8 +339,9 @@ def softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
     return with_gradient(found, (a, back))
 
 
-def log_softmax(a: FP, dim: int = -1, *_: Any, **__: Any) -> FP:
+def log_softmax(a: FP, dim: int = -1, dtype: None = None, _stacklevel: int = 0) -> FP:
     """Return the logarithm of `softmax`; this takes two rounds of messages less."""
+    refuse_options("log_softmax", dtype=dtype)
     with torch.no_grad():
         above, parts, sums = _exponentials(a, dim)
         found = sub(above, _logarithm(sums, a))
@@ -392,7 +395,7 @@ def tanh(a: FP) -> FP:
     return sub(mul(sigmoid(mul(a, 2)), 2), whole(torch.ones(()), a))
 
 
-def silu(a: FP, inplace: bool = False) -> FP:
+def silu(a: FP) -> FP:
     """Return a * sigmoid(a); takes one round of messages more than `sigmoid`."""
     return mul(a, sigmoid(a))
 

@@ -192,7 +192,7 @@ def _move(running: Any, value: FP, momentum: float, factor: float) -> None:
     running.become(add(running, mul(step, momentum)))
 
 
-def dropout(x: FP, p: float = 0.5, training: bool = True, inplace: bool = False) -> FP:
+def dropout(x: FP, p: float = 0.5, training: bool = True) -> FP:
     """Set elements to zero at random positions; the positions are public."""
     if not training or p == 0:
         return x
@@ -213,16 +213,32 @@ def _reduced(values: FP, reduction: str, count: float | None = None) -> FP:
     return mul(total(values), 1 / (count or values.numel()))
 
 
-def mse_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
+def mse_loss(
+    a: Any,
+    b: Any,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+    weight: None = None,
+) -> FP:
     """Return the squared differences, reduced to their mean or sum as in torch."""
+    ar.refuse_options("mse_loss", size_average=size_average, reduce=reduce, weight=weight)
     a, b = ar.both(a, b)
     if a.shape != b.shape:
         FP.refuse("mse_loss of unequal shapes")
     return _reduced(square(sub(a, b)), reduction)
 
 
-def l1_loss(a: Any, b: Any, *_: Any, reduction: str = "mean", **__: Any) -> FP:
+def l1_loss(
+    a: Any,
+    b: Any,
+    size_average: None = None,
+    reduce: None = None,
+    reduction: str = "mean",
+    weight: None = None,
+) -> FP:
     """Return the absolute differences, reduced to their mean or sum as in torch."""
+    ar.refuse_options("l1_loss", size_average=size_average, reduce=reduce, weight=weight)
     return _reduced(ar.absolute(sub(a, b)), reduction)
 
 
@@ -251,8 +267,9 @@ def nll_loss(
     reduction: str = "mean",
 ) -> FP:
     """Return the negated log-probabilities at the labels, which are public or shared integers."""
-    if weight is not None or ignore_index != _IGNORED:
-        FP.refuse("nll_loss with weights or an ignored label")
+    ar.refuse_options("nll_loss", weight=weight, size_average=size_average, reduce=reduce)
+    if ignore_index != _IGNORED:
+        FP.refuse("nll_loss with an ignored label")
     classes = gathered(scores, lambda at: at.movedim(1, -1))
     found = ar.neg(total(mul(classes, one_hot(target, scores.shape[1])), -1))
     return _reduced(found, reduction)
@@ -273,8 +290,9 @@ def cross_entropy(
     The labels are public or shared integers, or rows of probabilities. Labels that are shared as
     rows, such as one-hot rows, need no comparison of integers.
     """
-    if weight is not None or label_smoothing or ignore_index != _IGNORED:
-        FP.refuse("cross_entropy with weights, label smoothing or an ignored label")
+    ar.refuse_options("cross_entropy", weight=weight, size_average=size_average, reduce=reduce)
+    if label_smoothing or ignore_index != _IGNORED:
+        FP.refuse("cross_entropy with label smoothing or an ignored label")
     dim = 1 if scores.dim() > 1 else 0
     logarithms = fn.log_softmax(scores, dim)
     if target.shape != scores.shape:
@@ -293,8 +311,8 @@ def binary_cross_entropy_with_logits(
     pos_weight: None = None,
 ) -> FP:
     """Return max(x, 0) - x y + log(1 + exp(-|x|))."""
-    if weight is not None or pos_weight is not None:
-        FP.refuse("binary_cross_entropy_with_logits with weights")
+    given = {"weight": weight, "pos_weight": pos_weight, "size_average": size_average}
+    ar.refuse_options("binary_cross_entropy_with_logits", **given, reduce=reduce)
     with torch.no_grad():
         above = less(0, scores)
         magnitude = mul(scores, sub(mul(above, 2), whole(torch.ones(()), scores)))
@@ -315,8 +333,8 @@ def binary_cross_entropy(
     reduction: str = "mean",
 ) -> FP:
     """Return -y log(p) - (1 - y) log(1 - p), for p from 2^-precision to 1 - 2^-precision."""
-    if weight is not None:
-        FP.refuse("binary_cross_entropy with weights")
+    given = {"weight": weight, "size_average": size_average, "reduce": reduce}
+    ar.refuse_options("binary_cross_entropy", **given)
     both = ar.stack([values, sub(1.0, values)])
     hits = ar.stack([target, sub(whole(torch.ones(()), target), target)])
     return _reduced(ar.neg(total(mul(fn.log(both), hits), 0)), reduction)
@@ -408,7 +426,28 @@ def _lerp(a: FP, b: FP, weight: Any) -> FP:
 
 
 def _in_place(operation: Callable[..., FP]) -> Callable[..., FP]:
-    return lambda a, *args, **kwargs: a.become(operation(a, *args, **kwargs))
+    """Return the operation that also replaces its first operand's values by its result."""
+
+    def changed(a: FP, *args: Any, **kwargs: Any) -> FP:
+        before = a.before_change() if torch.is_grad_enabled() else a
+        others = [before if each is a else each for each in args]
+        return a.become(operation(before, *others, **kwargs))
+
+    return changed
+
+
+def _with_inplace(operation: Callable[..., FP]) -> Callable[..., FP]:
+    """Add torch's option `inplace` to an operation."""
+
+    def run(a: FP, *args: Any, inplace: bool = False, **kwargs: Any) -> FP:
+        return (_in_place(operation) if inplace else operation)(a, *args, **kwargs)
+
+    return run
+
+
+def _copied(a: FP, other: FP, *_: Any) -> FP:
+    copied = ar.expand(other, a.shape)
+    return ar.with_gradient(copied, (other, lambda g: ar.summed_to(g, other.shape)))
 
 
 def _turned(operation: Callable[[Any, Any], FP]) -> Callable[[Any, Any], FP]:
@@ -423,7 +462,8 @@ def _same(a: FP, *_: Any, **__: Any) -> FP:
     return a
 
 
-def _zeros(a: FP, **_: Any) -> FP:
+def _zeros(a: FP, *, dtype: None = None, **_: Any) -> FP:
+    ar.refuse_options("zeros_like", dtype=dtype)
     return mul(ar.detached(a), 0)
 
 
@@ -458,26 +498,28 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "maximum": ar.maximum, "minimum": ar.minimum, "max": _extreme(False), "min": _extreme(True),
     "amax": _extreme_values(False), "amin": _extreme_values(True),
     "argmax": _extreme_place(False), "argmin": _extreme_place(True),
-    "abs": ar.absolute, "sign": ar.sign, "clamp": ar.clamp, "relu": ar.relu,
-    "hardtanh": lambda a, min_val=-1.0, max_val=1.0, inplace=False: ar.clamp(a, min_val, max_val),
-    "leaky_relu": lambda a, negative_slope=0.01, inplace=False: chosen(
-        less(a, 0), mul(a, negative_slope), a
+    "abs": ar.absolute, "sign": ar.sign, "clamp": ar.clamp, "relu": _with_inplace(ar.relu),
+    "hardtanh": _with_inplace(
+        lambda a, min_val=-1.0, max_val=1.0: ar.clamp(a, min_val, max_val)
+    ),
+    "leaky_relu": _with_inplace(
+        lambda a, negative_slope=0.01: chosen(less(a, 0), mul(a, negative_slope), a)
     ),
     # Functions.
     "div": fn.div, "__rtruediv__": _turned(fn.div), "reciprocal": fn.reciprocal, "exp": fn.exp,
     "log": fn.log, "sqrt": fn.sqrt, "rsqrt": fn.rsqrt, "sigmoid": fn.sigmoid, "tanh": fn.tanh,
-    "erf": fn.erf, "gelu": fn.gelu, "silu": fn.silu, "softmax": fn.softmax,
+    "erf": fn.erf, "gelu": fn.gelu, "silu": _with_inplace(fn.silu), "softmax": fn.softmax,
     "log_softmax": fn.log_softmax,
     # Layers and losses.
     "linear": linear, "conv2d": conv2d, "avg_pool2d": avg_pool2d, "max_pool2d": max_pool2d,
     "adaptive_avg_pool2d": adaptive_avg_pool2d, "layer_norm": layer_norm,
-    "batch_norm": batch_norm, "dropout": dropout, "mse_loss": mse_loss, "l1_loss": l1_loss,
-    "nll_loss": nll_loss, "cross_entropy": cross_entropy,
+    "batch_norm": batch_norm, "dropout": _with_inplace(dropout), "mse_loss": mse_loss,
+    "l1_loss": l1_loss, "nll_loss": nll_loss, "cross_entropy": cross_entropy,
     "binary_cross_entropy": binary_cross_entropy,
     "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
     # In place.
     "add_": _in_place(add), "sub_": _in_place(sub), "mul_": _in_place(mul),
     "div_": _in_place(fn.div), "zero_": _in_place(_zeros), "sqrt_": _in_place(fn.sqrt),
     "addcmul_": _in_place(_addcmul), "addcdiv_": _in_place(_addcdiv), "lerp_": _in_place(_lerp),
-    "copy_": lambda a, other, *_: a.become(other),
+    "copy_": _in_place(_copied),
 }  # fmt: skip
