@@ -209,6 +209,17 @@ def test_whole_numbers_are_answered_with_fractions():
 LOGISTIC = nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())
 
 
+@pytest.mark.parametrize(("rows", "batch_size"), [(8, 8), (66, 64)])
+def test_a_batch_has_64_rows_or_all_by_default(rows, batch_size):
+    inputs, found = torch.linspace(-2, 2, 2 * rows).reshape(rows, 2), []
+    for options in ({}, {"batch_size": batch_size}):
+        with private(LOGISTIC) as hidden:
+            hidden.fit(inputs, (inputs[:, 0] > 0).float(), learning_rate=1.0, epochs=2, **options)
+            found.append(hidden.reveal())
+    for one, other in zip(*(each.parameters() for each in found), strict=True):
+        assert error_of(one, other) < 1e-4
+
+
 @pytest.mark.parametrize(
     ("plain", "targets", "options", "error", "said"),
     [

@@ -39,6 +39,8 @@ _FUNCTIONS: dict[type[nn.Module], str] = {
 }
 #: Classes of modules that do nothing at inference, or that leave rows unchanged.
 _IDLE = (nn.Identity, nn.Dropout, nn.Flatten)
+#: Number of rows in a batch of `PrivateModule.fit`, if the caller states none.
+_BATCH_ROWS = 64
 _SOFTMAX = "leave it out: the receiver of the outputs applies it"
 _FUNCTION = "nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU or nn.Softplus"
 _NORM = "fold it into the nn.Linear before it: torch.nn.utils.fusion.fuse_linear_bn_eval"
@@ -190,7 +192,7 @@ class PrivateModule(nn.Module):
         *,
         loss: Loss = "cross_entropy",
         learning_rate: float = 0.1,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         epochs: int = 1,
         seed: int = 0,
     ) -> PrivateModule:
@@ -202,8 +204,9 @@ class PrivateModule(nn.Module):
                 "cross_entropy".
             loss: "squared" or "cross_entropy"; "cross_entropy" needs a final sigmoid.
             learning_rate: learning rate, by which the mean gradient of a batch is multiplied.
-            batch_size: number of rows in a batch, at most all rows; the last batch of an epoch has
-                the remaining rows, and is left out if it has only one row.
+            batch_size: number of rows in a batch, at most all rows; by default 64, or all rows if
+                there are fewer. The last batch of an epoch has the remaining rows, and is left out
+                if it has only one row.
             epochs: number of passes over the rows.
             seed: public seed that determines the order of the rows.
 
@@ -224,6 +227,7 @@ class PrivateModule(nn.Module):
                 "every row needs a target", got=f"{len(targets)}", want=f"{len(flat)}, as rows"
             )
         wanted = targets.detach().double().reshape(len(flat), -1)
+        batch_size = min(_BATCH_ROWS, len(flat)) if batch_size is None else batch_size
         self._check_training(loss, learning_rate, batch_size, wanted)
 
         def train(party: Party) -> None:
