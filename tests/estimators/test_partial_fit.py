@@ -94,6 +94,10 @@ def test_what_it_is_told_must_fit(digits):
     X, y = digits
     with pytest.raises(DataError, match="needs the classes"):
         VFLClassifier(1).partial_fit(X, y)
+    for classes, what in (([], "no class"), ([7], "only one class")):
+        with pytest.raises(DataError, match=what) as caught:
+            VFLClassifier(1).partial_fit(X, y, classes=classes)
+        assert str(caught.value.got).startswith(str(len(classes)))
     with pytest.raises(ConfigError, match="cannot be balanced"):
         VFLClassifier(1, class_weight="balanced").partial_fit(X, y, classes=range(10))
     model = VFLClassifier(1).partial_fit(X, y, classes=range(10))

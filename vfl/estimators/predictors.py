@@ -274,7 +274,8 @@ def at_least_two(classes: np.ndarray) -> np.ndarray:
         DataError: the labels have fewer than two classes.
     """
     if len(classes) < 2:
-        raise DataError("the labels have only one class", got="1 class", want="at least 2 classes")
+        what, got = ("only one class", "1 class") if len(classes) else ("no class", "0 classes")
+        raise DataError(f"the labels have {what}", got=got, want="at least 2 classes")
     return classes
 
 
