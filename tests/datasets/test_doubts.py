@@ -1,11 +1,14 @@
 """What one column tells of the label is found by the tree that scikit-learn would grow."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from vfl.core.seeds import derive
 from vfl.datasets import doubts
+from vfl.datasets.load import Dealing, Label, load_own
+from vfl.datasets.table import OwnTable, TableFormat
 
 HALF = 300
 
@@ -43,3 +46,13 @@ def test_numbers_in_any_unit(columns):
     for unit in (1.0, 1e-9, 1e9):
         found = doubts._explained(cells, unit * hidden, HALF)
         assert found == pytest.approx(expected, abs=0.01)
+
+
+def test_large_cells_that_differ_little_are_split():
+    """In float32, the mean of 2**24 + 2 and 2**24 + 4 is the larger one, so no cell is above it."""
+    large = np.tile([2.0**24 + 2, 2.0**24 + 4], HALF)
+    table = pd.DataFrame({"id": range(2 * HALF), "x": large, "y": large > 2**24 + 2})
+    own = OwnTable(table, "id", ["x"], TableFormat(cells=True))
+    found = doubts.doubts({"a": load_own("a", own, Label("a", "y"), Dealing(0))})
+    assert len(found) == 1
+    assert "'x' of a alone is nearly the label" in found[0]

@@ -62,7 +62,9 @@ def _alone(own: PartyData, label: PartyData) -> Iterator[str]:
         rows = rows[label.held[own.name][rows]]
     if len(rows) < _FEWEST_ROWS:
         return
-    inputs, truth = np.nan_to_num(own.inputs[rows].numpy()), label.labels[rows].numpy()
+    # A sum of two cells could lose its last digits in float32, and a split would separate nothing.
+    inputs = np.nan_to_num(own.inputs[rows].numpy()).astype(np.float64)
+    truth = label.labels[rows].numpy()
     half, start = len(rows) // 2, 0
     for name, width in own.encoder.widths.items():
         cells = inputs[:, start : start + width]
