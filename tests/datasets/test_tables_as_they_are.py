@@ -36,6 +36,7 @@ from vfl.datasets import (
 )
 from vfl.datasets.cells import date_form, day_of, days_of_texts
 from vfl.datasets.describe import describe, left_out
+from vfl.datasets.repeats import Repeats
 from vfl.datasets.table import as_days
 from vfl.estimators import VFLClassifier
 from vfl.serving.front import Rows
@@ -471,6 +472,17 @@ def test_ids_keep_all_their_digits(tmp_path, kind):
     assert sorted(found.ids.tolist()) == sorted(want)
 
 
+@pytest.mark.parametrize("frame", [False, True])
+def test_decimal_ids_have_no_exponent(tmp_path, frame):
+    """Arrow and Python write 0E-10 and 1E-10; the other party's CSV has 0 and 0.0000000001."""
+    cells = [Decimal(one) for one in ("0E-10", "1E-10", "7.0000000000", "2.5000000000")]
+    table = pa.table({"id": pa.array(cells, pa.decimal128(20, 10)), "x": [1.0, 2.0, 3.0, 4.0]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    source = table.to_pandas() if frame else tmp_path / "t.parquet"
+    found = load_own("bank", OwnTable(source, "id", ["x"]), None, Dealing(0, 0.0, 0.0))
+    assert sorted(found.ids) == ["0", "0.0000000001", "2.5000000000", "7"]
+
+
 def test_an_id_that_cannot_be_read_is_named(tmp_path):
     ids = pa.array([row.to_bytes(16, "big") for row in range(ROWS)], pa.binary(16))
     pq.write_table(pa.table({"key": ids, "x": np.arange(ROWS) % 3}), tmp_path / "t.parquet")
@@ -868,6 +880,13 @@ def test_repeated_ids_that_stay_are_refused_with_the_setting(tmp_path, how, what
         describe(path)
     assert "3 different ids in 5 rows; 2 rows repeat another row's id" in str(caught.value.got)
     assert '"--id customer_id --repeats latest:day" keeps the latest' in str(caught.value.fix)
+
+
+def test_repeated_numbers_are_those_that_the_join_compares_as_equal():
+    ids = ["7", "+7", "007.0", "-0", "0", "A007", "A7"]
+    form = TableFormat(id_type="number", repeats=Repeats("id", "first"))
+    found = read_table(pd.DataFrame({"id": ids, "x": range(7)}), form)
+    assert found["id"].tolist() == ["7", "-0", "A007", "A7"]
 
 
 def test_one_letter_in_two_normal_forms_is_one_id():

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
@@ -37,6 +38,7 @@ _PER_DAY = {"s": 86400.0, "ms": 86400e3, "us": 86400e6, "ns": 86400e9}
 _LONGEST = 60  # largest number of characters in a date
 _LOOKED_AT = 20  # number of a column's texts that are parsed first, as a trial
 _BOOLEANS = ("true", "false", "True", "False", "TRUE", "FALSE")
+_ZERO_FRACTION = re.compile(r"(?<=\d)\.0*\Z")
 _SIGN = "[-+\u2212\u2013]"
 _CODES = (
     "USD|EUR|GBP|CHF|JPY|CNY|SEK|NOK|DKK|PLN|CZK|HUF|RON|BGN|TRY|RUB|UAH|INR|BRL|MXN|CAD|AUD|NZD"
@@ -115,14 +117,35 @@ def _texts_of_uuids(cells: pa.Array) -> pa.Array:
     return pa.array(texts, pa.large_string())
 
 
-def texts_of_decimals(cells: pa.Array) -> pa.Array:
-    """Return decimals as exact texts, as ids need them; whole numbers get no decimal point.
+def without_zero_fraction(text: str) -> str:
+    """Remove a zero fraction from the end of a number in a text.
 
-    >>> from decimal import Decimal
+    >>> without_zero_fraction("79499.0"), without_zero_fraction("7."), without_zero_fraction("7.5")
+    ('79499', '7', '7.5')
+    """
+    return _ZERO_FRACTION.sub("", text)
+
+
+def text_of_decimal(number: Decimal) -> str:
+    """Return a decimal as exact text without exponent, as ids need it; a whole one has no point.
+
+    >>> text_of_decimal(Decimal("7.00")), text_of_decimal(Decimal("1E-10"))
+    ('7', '0.0000000001')
+    """
+    return without_zero_fraction(format(number, "f"))
+
+
+def texts_of_decimals(cells: pa.Array) -> pa.Array:
+    """Return decimals as texts; see `text_of_decimal`.
+
     >>> texts_of_decimals(pa.array([Decimal("12345678901234567890.00")])).to_pylist()
     ['12345678901234567890']
     """
-    return pc.replace_substring_regex(cells.cast(pa.large_string()), r"\.0+$", "")
+    texts = cells.cast(pa.large_string())
+    if pc.any(pc.match_substring(texts, "E")).as_py():  # Arrow writes 0.0000000001 as 1E-10
+        known = (None if one is None else text_of_decimal(one) for one in cells.to_pylist())
+        return pa.array(known, pa.large_string())
+    return pc.replace_substring_regex(texts, r"\.0+$", "")
 
 
 def of_values(values: Sequence[Any]) -> pa.Array:

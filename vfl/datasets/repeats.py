@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +11,9 @@ import pandas as pd
 import pyarrow as pa
 
 from vfl.core.errors import DataError
+from vfl.datasets.alignment.join import whole_number
 from vfl.datasets.table import (
+    ID_UNIT,
     LargeTable,
     Table,
     as_days,
@@ -20,8 +21,8 @@ from vfl.datasets.table import (
     check_column,
     column_blocks,
     id_columns,
-    id_texts,
     is_date,
+    joined_ids,
     kind_of,
 )
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from vfl.datasets.table import TableFormat
 
 _LATEST = "latest:"
-_UNIT = "\x1f"
-_WHOLE = re.compile(r"(-?)0*(\d+)(?:\.0*)?")
 
 
 @dataclass(frozen=True)
@@ -101,19 +100,27 @@ def one_row_each(table: Table, form: TableFormat) -> Table:
 
 def _codes(table: Table, names: Sequence[str], as_numbers: bool) -> np.ndarray:
     """Number different ids from 0 in the order of the rows; each missing id gets a new number."""
-    pieces = []
-    for columns in zip(*(column_blocks(table, each) for each in names), strict=True):
-        texts = [id_texts(block) for block in columns]
-        joined = [None if None in row else _UNIT.join(row) for row in zip(*texts, strict=True)]
-        pieces.append(pa.array(joined, pa.large_string()))
+    blocks = zip(*(column_blocks(table, each) for each in names), strict=True)
+    pieces = [pa.array(joined_ids(columns), pa.large_string()) for columns in blocks]
     coded = pa.concat_arrays(pieces or [pa.array([], pa.large_string())]).dictionary_encode()
     if as_numbers:
-        alike = [_WHOLE.sub(r"\1\2", text) for text in coded.dictionary.to_pylist()]
+        alike = [
+            ID_UNIT.join(map(_as_number, text.split(ID_UNIT)))
+            for text in coded.dictionary.to_pylist()
+        ]
         coded = pa.array(alike, pa.large_string()).take(coded.indices).dictionary_encode()
     codes = coded.indices.fill_null(-1).to_numpy(False).astype(np.int64)
     codes[codes < 0] = len(codes) + np.arange((codes < 0).sum())
     found: np.ndarray = pd.factorize(codes)[0]
     return found
+
+
+def _as_number(text: str) -> str:
+    """Write a whole number in one way, as `id_type = "number"` compares ids; keep other texts."""
+    try:
+        return str(whole_number(text))
+    except ValueError:
+        return text
 
 
 def _moments(table: Table, name: str, form: TableFormat) -> np.ndarray:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from vfl.core.errors import DataError, TooFewRowsError
 from vfl.datasets.alignment.ids import id_blocks
-from vfl.datasets.alignment.join import Ids, bad_ids, whole_numbers
+from vfl.datasets.alignment.join import Ids, bad_ids, typed_ids
 from vfl.datasets.alignment.positions import Alignment
 from vfl.datasets.encode import (
     Encoder,
@@ -34,21 +34,19 @@ from vfl.datasets.party import NO_INPUTS, IdsDigest, Inputs
 from vfl.datasets.split import Split
 from vfl.datasets.table import (
     BLOCK_ROWS,
+    ID_UNIT,
     Classes,
     IdType,
     OwnTable,
     Table,
     check_column,
     column_blocks,
-    id_texts,
     row_blocks,
     spaced,
 )
 
 _MOST_ROWS = 1 << 17  # largest number of rows in a block
 _CELL_BYTES = 64  # assumed memory of one cell during encoding
-#: A text without blanks at its ends and without letters that have several spellings.
-_PLAIN = r"^[!-~]([ -~]*[!-~])?$|^$"
 _TRAIN, _VALIDATION, _TEST = range(3)
 
 
@@ -90,13 +88,20 @@ def order_by_id(
         MissingColumnError, MisalignedError: see `sorted_ids`.
     """
     check_column(table.columns, id_column, f"the id column of {where}", "data.id")
-    read = _IdBlocks(table, id_column, where, id_type)
-    ids, rows = SortedIds(place, read.blocks()), len(table)
-    if read.missing:
-        raise bad_ids(where, id_column, f"{spaced(read.missing)} rows without an id")
-    numbers = id_type == "number"
+    rows, missing = len(table), 0
+
+    def blocks() -> Iterator[pa.Array]:
+        nonlocal missing
+        for block in column_blocks(table, id_column):
+            present = block.dropna() if block.hasnans else block  # dropna of pandas 2 always copies
+            missing += len(block) - len(present)
+            yield typed_ids(present, where, id_column, id_type)
+
+    ids = SortedIds(place, blocks())
+    if missing:
+        raise bad_ids(where, id_column, f"{spaced(missing)} rows without an id")
     kept: DiskArray | DiskTexts = (
-        DiskArray(place, (rows,), np.int64) if numbers else DiskTexts(place)
+        DiskArray(place, (rows,), np.int64) if id_type == "number" else DiskTexts(place)
     )
     at = None if ids.in_order else Scatter(place, (rows,), np.int64)
     digest, start = IdsDigest(), 0
@@ -129,7 +134,7 @@ def order_of_alignment(table: Table, id_column: str, where: str, by: Alignment) 
     digest, texts = IdsDigest(), list[pa.Array]()
     for block in id_blocks(table, id_column, where):
         digest.add(block.tolist())
-        texts.append(pc.replace_substring(pa.array(block, pa.large_string()), "\x1f", " "))
+        texts.append(pc.replace_substring(pa.array(block, pa.large_string()), ID_UNIT, " "))
     by.check(len(table), digest.finish().hex(), where)
     has = by.positions >= 0
     rows, at = by.positions[has], np.full(len(table), -1, dtype=np.int64)
@@ -137,34 +142,6 @@ def order_of_alignment(table: Table, id_column: str, where: str, by: Alignment) 
     ids = pc.take(pa.chunked_array(texts, pa.large_string()), pa.array(rows))
     own = pd.arrays.ArrowStringArray(ids)
     return RowOrder(len(by.positions), at, own, by.digest, by.absent)
-
-
-class _IdBlocks:
-    """The ids of a table, typed as in `sorted_ids`; counts and skips missing ids."""
-
-    def __init__(self, table: Table, id_column: str, where: str, id_type: IdType) -> None:
-        self._table, self._column, self._where = table, id_column, where
-        self._numbers, self.missing = id_type == "number", 0
-
-    def blocks(self) -> Iterator[pa.Array]:
-        for block in column_blocks(self._table, self._column):
-            present = block.dropna() if block.hasnans else block  # dropna of pandas 2 always copies
-            self.missing += len(block) - len(present)
-            yield self._read(present)
-
-    def _read(self, block: pd.Series) -> pa.Array:
-        if pd.api.types.is_signed_integer_dtype(block.dtype):
-            whole = pa.array(block.to_numpy(dtype=np.int64))
-            return whole if self._numbers else whole.cast(pa.large_string())
-        if not self._numbers and isinstance(block.dtype, pd.StringDtype):
-            cells = pa.array(block, pa.large_string())
-            cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
-            if pc.all(pc.match_substring_regex(cells, _PLAIN)).as_py():
-                return cells
-        texts = id_texts(block)
-        if self._numbers:
-            return pa.array(whole_numbers(texts, self._where, self._column), pa.int64())
-        return pa.array(texts, pa.large_string())
 
 
 class StreamedTable:

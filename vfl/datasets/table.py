@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -40,6 +41,7 @@ from vfl.datasets.cells import (
     numbers_of,
     plain,
     plain_numbers,
+    text_of_decimal,
     texts_of_decimals,
     units_of,
     without,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS = 8192  # number of rows of a block that has all columns, or of Python objects
 COLUMN_ROWS = 1 << 16  # rows of a block of few columns, where the fixed cost of a block matters
+ID_UNIT = "\x1f"  # separates the columns of a composite id
 LARGEST = 1e150  # largest allowed number; the square of a much larger one overflows float64
 ROUNDING = 1e-12  # tolerance, relative to the largest number
 
@@ -526,10 +529,24 @@ def id_texts(column: pd.Series) -> np.ndarray:
     return texts
 
 
+def joined_ids(columns: Sequence[pd.Series]) -> np.ndarray:
+    r"""Return ids that one or several columns form, as `id_texts` does; None if a cell is missing.
+
+    >>> joined_ids([pd.Series([7, 8]), pd.Series(["a", None])]).tolist()
+    ['7\x1fa', None]
+    """
+    texts = [id_texts(each) for each in columns]
+    if len(texts) == 1:
+        return texts[0]
+    found = np.empty(len(texts[0]), dtype=object)
+    found[:] = [None if None in row else ID_UNIT.join(row) for row in zip(*texts, strict=True)]
+    return found
+
+
 def _text(cell: object) -> str:
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
-    return str(cell).strip()
+    return text_of_decimal(cell) if isinstance(cell, Decimal) else str(cell).strip()
 
 
 #: Advice in the error for ids that are bytes.

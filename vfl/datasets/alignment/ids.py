@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Literal, overload
 
 import numpy as np
+import pandas as pd
 
 from vfl.core.errors import MisalignedError
 from vfl.core.registry import Registry, parts, require_choice
@@ -26,19 +27,19 @@ from vfl.datasets.on_disk import DiskBytes, DiskColumn, OnDisk, scratch
 from vfl.datasets.party import IdsDigest
 from vfl.datasets.table import (
     BLOCK_ROWS,
+    ID_UNIT,
     Source,
     Table,
     TableFormat,
     check_column,
     column_blocks,
     id_columns,
-    id_texts,
+    joined_ids,
     spaced,
 )
 
 #: All rules, in the order in which a preview of alignments adds them one by one.
 PREVIEW = "plain+space+case+decimal+zeros+date"
-_UNIT = "\x1f"  # separates the columns of a composite id
 _DECIMAL = re.compile(r"\+?(-?[0-9]+)(?:\.0*)?")
 _ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")
 _DATE = re.compile(r"(\d{1,4})([-/. ])(\d{1,2})\2(\d{1,4})(?:[T ]00:00(?::00(?:\.0*)?)?Z?)?", re.A)
@@ -210,17 +211,10 @@ def id_blocks(table: Table, name: str, where: str) -> Iterator[np.ndarray]:
         check_column(known, each, f"the id column of {where}", "data.id")
     missing = 0
     for columns in zip(*(column_blocks(table, each) for each in names), strict=True):
-        texts = [id_texts(block) for block in columns]
-        gaps = np.logical_or.reduce([[cell is None for cell in each] for each in texts])
-        missing += int(gaps.sum())
-        if missing:
-            continue
-        if len(texts) == 1:
-            yield texts[0]
-            continue
-        joined = np.empty(len(texts[0]), dtype=object)
-        joined[:] = [_UNIT.join(row) for row in zip(*texts, strict=True)]
-        yield joined
+        ids = joined_ids(columns)
+        missing += int(pd.isna(ids).sum())
+        if not missing:
+            yield ids
     if missing:
         raise MisalignedError(
             f"rows of {where} have no id",
@@ -337,9 +331,9 @@ def normalise(ids: np.ndarray, spec: str) -> list[bytes]:
             text = rule.apply(text)
         return text
 
-    if not any(_UNIT in text for text in ids[:1]):
+    if not any(ID_UNIT in text for text in ids[:1]):
         return [written(text).encode() for text in ids]
-    return [_UNIT.join(map(written, text.split(_UNIT))).encode() for text in ids]
+    return [ID_UNIT.join(map(written, text.split(ID_UNIT))).encode() for text in ids]
 
 
 def check_unique(

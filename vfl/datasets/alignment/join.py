@@ -8,8 +8,7 @@ object it takes 65.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
@@ -21,6 +20,7 @@ import pyarrow.compute as pc
 from pandas.api.extensions import ExtensionArray
 
 from vfl.core.errors import MisalignedError
+from vfl.datasets.cells import without_zero_fraction
 from vfl.datasets.table import (
     IdType,
     Part,
@@ -33,7 +33,9 @@ from vfl.datasets.table import (
     spaced,
 )
 
-_WITH_POINT, _FRACTION = re.compile(r"\d+(\.0*)?"), re.compile(r"(?<=\d)\.0*\Z")
+#: A text without blanks at its ends and without letters that have several spellings.
+_PLAIN = r"^[!-~]([ -~]*[!-~])?$|^$"
+_POOL = pa.system_memory_pool()  # this memory pool shares freed memory with numpy
 Ids = np.ndarray | ExtensionArray  # int64, or text as a pandas array
 # Share of common ids in the smaller table; below this share, the ids count as unrelated.
 MIN_OVERLAP = 0.05
@@ -139,9 +141,9 @@ def sorted_ids(frame: Table, id_column: str, where: str, id_type: IdType) -> tup
     missing = sum(int(block.isna().sum()) for block in column_blocks(frame, id_column))
     if missing:
         raise bad_ids(where, id_column, f"{spaced(missing)} rows without an id")
-    of = _whole_ids if id_type == "number" else _text_ids
-    blocks = (of(block, where, id_column) for block in column_blocks(frame, id_column))
-    order, ids = _sorted(blocks, pa.int64() if id_type == "number" else pa.large_string())
+    blocks = column_blocks(frame, id_column)
+    pieces = [typed_ids(block, where, id_column, id_type) for block in blocks]
+    order, ids = _sorted(pieces, pa.int64() if id_type == "number" else pa.large_string())
     repeated = pc.sum(pc.equal(ids[1:], ids[:-1])).as_py()
     if repeated:
         raise bad_ids(where, id_column, f"{spaced(repeated)} rows repeat another row's id")
@@ -150,36 +152,51 @@ def sorted_ids(frame: Table, id_column: str, where: str, id_type: IdType) -> tup
     return order, pd.arrays.ArrowStringArray(pa.chunked_array([ids]))
 
 
-def _sorted(blocks: Iterable[np.ndarray], kind: pa.DataType) -> tuple[np.ndarray, pa.Array]:
+def _sorted(pieces: list[pa.Array], kind: pa.DataType) -> tuple[np.ndarray, pa.Array]:
     """Sort ids by their bytes in UTF-8, which is also the order of Python's texts."""
-    pool = pa.system_memory_pool()  # this memory pool shares freed memory with numpy
-    pieces = [pa.array(block, kind, memory_pool=pool) for block in blocks]
-    ids = pa.concat_arrays(pieces or [pa.array([], kind)], memory_pool=pool)
-    del pieces
-    order = pc.sort_indices(ids, memory_pool=pool)
-    return order.to_numpy().view(np.int64), pc.take(ids, order, memory_pool=pool)
+    ids = pa.concat_arrays(pieces or [pa.array([], kind)], memory_pool=_POOL)
+    pieces.clear()
+    order = pc.sort_indices(ids, memory_pool=_POOL)
+    return order.to_numpy().view(np.int64), pc.take(ids, order, memory_pool=_POOL)
 
 
-def _text_ids(block: pd.Series, where: str, id_column: str) -> np.ndarray:
-    return id_texts(block)
-
-
-def _whole_ids(block: pd.Series, where: str, id_column: str) -> np.ndarray:
-    """Return ids as int64; ids that a file stores as int64 need no parsing."""
-    if block.dtype == np.int64:
-        return block.to_numpy()
-    return whole_numbers(id_texts(block), where, id_column)
-
-
-def whole_numbers(cells: np.ndarray, where: str, id_column: str) -> np.ndarray:
-    """Convert ids from text to int64; a text may have a zero fraction, as in 7.0.
+def typed_ids(block: pd.Series, where: str, id_column: str, id_type: IdType) -> pa.Array:
+    """Return ids, none missing, as int64 or large_string; integers and plain texts are not parsed.
 
     Raises:
-        MisalignedError: some texts are not whole numbers.
+        MisalignedError: `id_type` is "number", and some ids are not whole numbers.
+        DataError: see `id_texts`.
     """
+    numbers = id_type == "number"
+    if pd.api.types.is_signed_integer_dtype(block.dtype):
+        whole = pa.array(block.to_numpy(dtype=np.int64), memory_pool=_POOL)
+        return whole if numbers else pc.cast(whole, pa.large_string(), memory_pool=_POOL)
+    if not numbers and isinstance(block.dtype, pd.StringDtype):
+        cells = pa.array(block, pa.large_string(), memory_pool=_POOL)
+        cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
+        if pc.all(pc.match_substring_regex(cells, _PLAIN)).as_py():
+            return cells
+    texts = id_texts(block)
+    if numbers:
+        return pa.array(_whole_numbers(texts, where, id_column), memory_pool=_POOL)
+    return pa.array(texts, pa.large_string(), memory_pool=_POOL)
+
+
+def whole_number(text: str) -> int:
+    """Read an id as a whole number, which may have leading zeros and a zero fraction.
+
+    >>> whole_number("007"), whole_number("7.0")
+    (7, 7)
+
+    Raises:
+        ValueError: the text is no whole number.
+    """
+    return int(text if text.isdigit() else without_zero_fraction(text))
+
+
+def _whole_numbers(texts: np.ndarray, where: str, id_column: str) -> np.ndarray:
     try:
-        whole = (text if text.isdigit() else _FRACTION.sub("", text) for text in cells)
-        return np.array([*map(int, whole)], dtype=np.int64)
+        return np.array([*map(whole_number, texts)], dtype=np.int64)
     except (ValueError, OverflowError):  # the error of int() would quote the id
         raise MisalignedError(
             f"the ids of {where} are not all whole numbers of 64 bits",
@@ -244,7 +261,7 @@ def id_format(column: pd.Series) -> str:
     sizes = sorted({len(text) for text in ids})
     size = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
     if not all(text.isdigit() for text in ids):
-        if all(_WITH_POINT.fullmatch(text) for text in ids):
+        if all(without_zero_fraction(text).isdigit() for text in ids):
             return "whole numbers with a decimal point"
         return f"text of {size} characters"
     padded = any(len(text) > 1 and text[0] == "0" for text in ids)

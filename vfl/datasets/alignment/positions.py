@@ -25,7 +25,7 @@ from vfl.datasets.alignment.gaps import Found, MissingRows
 from vfl.datasets.alignment.ids import OwnIds, read_ids
 from vfl.datasets.party import digest_of
 from vfl.datasets.split import Split, split_apart
-from vfl.datasets.table import Part, Table, spaced
+from vfl.datasets.table import ID_UNIT, Part, Table, spaced
 
 _INDEX = np.dtype("<u4")
 _GAP = np.iinfo(_INDEX).max  # stored in files for -1 (a row that the party lacks)
@@ -188,7 +188,7 @@ class Alignment:
         ids = read_ids(table, id_column, where)
         self.check(len(ids), ids_digest(ids), where)
         has = self.positions[self.positions >= 0]
-        own = np.array([text.replace("\x1f", " ") for text in ids[has]], dtype=object)
+        own = np.array([text.replace(ID_UNIT, " ") for text in ids[has]], dtype=object)
         return Part.of(table, has), own
 
     def holds(self, ids: OwnIds) -> bool:
