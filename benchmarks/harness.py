@@ -14,7 +14,7 @@ import re
 import sys
 import time
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -113,14 +113,23 @@ def table(*columns: Column, markdown: bool = False) -> Shown:
         return found
 
     def shown(rows: Sequence[Any]) -> str:
-        heads = [head for head, *_ in columns]
         if markdown:
-            lines = [heads, ["---"] * len(heads), *map(cells, rows)]
-            return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+            return markdown_table([head for head, *_ in columns], map(cells, rows))
         head = "".join(f"{text:{_width(form)}}" for text, form, _ in columns)
         return "\n".join(line.rstrip() for line in [head, *("".join(cells(row)) for row in rows)])
 
     return shown
+
+
+def markdown_table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown.
+
+    >>> print(markdown_table(["task", "AUC"], [["bank", "0.7"]]))
+    | task | AUC |
+    | --- | --- |
+    | bank | 0.7 |
+    """
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines))
 
 
 def say(text: str) -> None:

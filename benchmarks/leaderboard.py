@@ -18,13 +18,13 @@ training.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import harness
+from benchmarks.pages import records
 from benchmarks.studies import EXAMPLES, StudyPage, played, points_text, row_count, study_of
 from vfl.core.registry import require_choice
 from vfl.core.text import csv_text
@@ -172,7 +172,7 @@ def store_rows(paths: Sequence[Path], page: Path) -> None:
     for kind, rows in new.items():
         if rows:
             done = {row["task"] for row in rows}
-            kept = [row for row in rows_stored(beside(page, kind)) if row["task"] not in done]
+            kept = [row for row in records(beside(page, kind)) if row["task"] not in done]
             whole = sorted([*kept, *rows], key=lambda row: TASKS.index(row["task"]))
             text = csv_text(list(rows[0]), whole)
             beside(page, kind).write_text(text, encoding="utf-8")
@@ -205,16 +205,16 @@ class Board:
     def of(cls, page: Path, task: str) -> Board:
         """Return the stored rows of a task."""
         found: dict[str, list[Row]] = {}
-        for row in rows_stored(page.with_suffix(".csv")):
+        for row in records(page.with_suffix(".csv")):
             if row["task"] == task:
                 found.setdefault(row["defense"], []).append(row)
         worst = [max(rows, key=_badness) for rows in found.values()]
         cuts = {
             row["defense"]: row
-            for row in rows_stored(beside(page, "_access"))
+            for row in records(beside(page, "_access"))
             if (row["task"], row["holds"]) == (task, ACCESS["cut"])
         }
-        about = next(row for row in rows_stored(beside(page, "_tasks")) if row["task"] == task)
+        about = next(row for row in records(beside(page, "_tasks")) if row["task"] == task)
         return cls(about, sorted(worst, key=_badness), cuts)
 
     @property
@@ -320,7 +320,7 @@ PAGE = StudyPage("Leaderboard: which defense holds against what", _note, summari
 
 def write_page(page: Path, measured: bool = True) -> list[dict[str, str]]:
     """Write the page from the stored rows, and return these rows."""
-    rows = rows_stored(page.with_suffix(".csv"))
+    rows = records(page.with_suffix(".csv"))
     there = {row["task"] for row in rows}
     PAGE.write(page, [Board.of(page, task) for task in TASKS if task in there], measured)
     return rows
@@ -366,14 +366,6 @@ def bench_leaderboard(
         store_rows([out / task], page)
         found = write_page(page)
     return found
-
-
-def rows_stored(file: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file as texts; an empty list if there is no file."""
-    if not file.exists():
-        return []
-    with file.open(encoding="utf-8", newline="") as opened:
-        return list(csv.DictReader(opened))
 
 
 def shown(rows: Sequence[dict[str, Any]]) -> str:

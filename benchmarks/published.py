@@ -4,54 +4,33 @@
     python -m benchmarks.published --check    # fails where the page is stale
 
 `published.csv` has a row for each printed number, with a link to vfl's result; `published_ours.csv`
-has the results that no other file of `docs/results` contains. A link names a file, values that
-select its rows, and a column: ``pea.csv?table=noise&task=mnist#accuracy*100``. If a link selects
-several rows (seeds), the result is their average. `codec:SPEC@WIDTH` is the compression ratio of a
-codec in percent, and `ours:KEY` is a line of `published_ours.csv`. Links and numbers may be
-subtracted and divided; the minus or division sign then has spaces around it.
+has the results that no other file of `docs/results` contains. `benchmarks.pages` describes links.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Literal
 
 from benchmarks import harness
-from vfl.compression import make
-from vfl.core.errors import DataError, VFLError, nearest
+from benchmarks.harness import markdown_table
+from benchmarks.pages import FOLDER, Figure, filled, keep, read_figure, records
+from vfl.core.errors import DataError
 
 State = Literal["equal", "better", "worse", "other data", "not run"]
 STATES: tuple[State, ...] = ("equal", "better", "worse", "other data", "not run")
-FOLDER = Path("docs/results")
 #: Relative differences up to which two results count as equal: for times, because the machine is
 #: shared; for bytes, because packet headers differ.
 TIMES_WITHIN, BYTES_WITHIN = 0.05, 0.01
 _TIMES, _BYTES = ("s", "ms"), ("MiB",)
 _MODELLED, _MIB_BITS = "80mbps,40ms", 8 * 2.0**20
 _SPEED = re.compile(r", (\d+) ([MG])bit/s, (\d+) ms$")
-_TERM = re.compile(r"(?P<file>[\w.]+)\?(?P<where>.*)#(?P<column>\w+)(?P<factors>(?:[*/][\d.]+)*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A stored result.
-
-    Attributes:
-        value: value in the unit of the printed number.
-        noise: half the width of a 95 % interval over seeds; 0 for one seed.
-    """
-
-    value: float
-    noise: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,91 +134,6 @@ def _tolerance(printed: Printed, ours: Figure) -> float:
     return digit + allowed + math.hypot(ours.noise, theirs)
 
 
-@cache
-def _records(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV or JSONL file as texts."""
-    if path.suffix == ".csv":
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [{key: "" if it is None else str(it) for key, it in line.items()} for line in lines]
-
-
-def read_figure(link: str, folder: Path) -> Figure:
-    """Return the stored result to which a link points.
-
-    >>> read_figure("codec:topk:k=3@128", Path())
-    Figure(value=2.8564453125, noise=0.0)
-
-    Args:
-        link: link in the form that the module describes.
-        folder: folder of the files.
-
-    Raises:
-        DataError: the file, row or column of the link does not exist.
-    """
-    parts = re.split(r" ([-/]) ", link)
-    found = _term(parts[0], folder)
-    for sign, term in zip(parts[1::2], parts[2::2], strict=True):
-        found = _joined(found, sign, _term(term, folder))
-    return found
-
-
-def _joined(one: Figure, sign: str, other: Figure) -> Figure:
-    if sign == "-":
-        return Figure(one.value - other.value, math.hypot(one.noise, other.noise))
-    value = one.value / other.value
-    return Figure(value, abs(value) * math.hypot(one.noise / one.value, other.noise / other.value))
-
-
-def _term(term: str, folder: Path) -> Figure:
-    if re.fullmatch(r"[\d.]+", term):
-        return Figure(float(term))
-    kind, _, rest = term.partition(":")
-    if kind == "codec":
-        spec, _, width = rest.rpartition("@")
-        return Figure(100 * make(spec).formula_ratio(int(width)))
-    if kind == "ours":
-        term = f"published_ours.csv?key={rest}#value"
-    found = _TERM.fullmatch(term)
-    if found is None or not (folder / found["file"]).exists():
-        raise DataError("this stored result does not exist", where="a link", got=f"'{term}'")
-    factor = 1.0
-    for sign, number in re.findall(r"([*/])([\d.]+)", found["factors"]):
-        factor *= float(number) if sign == "*" else 1 / float(number)
-    rows = _matching(_records(folder / found["file"]), found["where"], term)
-    return _figure(rows, found["column"], factor)
-
-
-def _matching(
-    records: Sequence[Mapping[str, str]], where: str, term: str
-) -> Sequence[Mapping[str, str]]:
-    wanted = dict(part.split("=", 1) for part in where.split("&"))
-    found = [row for row in records if all(row.get(key) == it for key, it in wanted.items())]
-    if not found:
-        known = [row["key"] for row in records if "key" in row]
-        raise DataError(
-            "this stored row does not exist",
-            where="a link",
-            got=f"'{term}'",
-            fix=nearest(wanted.get("key", ""), known) if known else "",
-        )
-    return found
-
-
-def _figure(rows: Sequence[Mapping[str, str]], column: str, factor: float) -> Figure:
-    values = [factor * float(row[column]) for row in rows]
-    if len(values) > 1:
-        return Figure(fmean(values), 2 * stdev(values) / math.sqrt(len(values)))
-    (row,) = rows
-    if row.get("half_width"):
-        return Figure(values[0], factor * float(row["half_width"]))
-    if row.get("deviation"):
-        error = factor * float(row["deviation"]) / math.sqrt(int(row["seeds"]))
-        return Figure(values[0], 2 * error)
-    return Figure(values[0])
-
-
 def joined(folder: Path = FOLDER) -> list[PublishedRow]:
     """Return all printed numbers, each with vfl's result.
 
@@ -251,7 +145,7 @@ def joined(folder: Path = FOLDER) -> list[PublishedRow]:
             `why`.
     """
     rows = []
-    for record in _records(folder / "published.csv"):
+    for record in records(folder / "published.csv"):
         printed = Printed(**record)
         if not printed.ours and not printed.why.startswith("not run: "):
             raise DataError(
@@ -276,14 +170,6 @@ def _number(figure: Figure | None, like: str) -> str:
         decimals = max(decimals, 1 - math.floor(math.log10(abs(figure.value))))
     noise = f" ± {figure.noise:.{decimals}f}" if figure.noise else ""
     return f"{figure.value:,.{decimals}f}{noise}"
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join([_line(heads), _line(["---"] * len(heads)), *map(_line, rows)])
 
 
 def _file(link: str) -> str:
@@ -325,7 +211,7 @@ def _summary(rows: Sequence[PublishedRow]) -> str:
     ]
     of = Counter(row.state for row in rows)
     lines.append(["all", str(of.total()), *(str(of[state]) for state in STATES)])
-    return _table(["paper", "printed numbers", *STATES], lines)
+    return markdown_table(["paper", "printed numbers", *STATES], lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +284,7 @@ def _line_table(found: Sequence[LineRow]) -> str:
         "vfl, measured",
     ]
     figures = [(it.printed, it.sent, it.latency, it.computed, it.measured) for it in found]
-    return _table(
+    return markdown_table(
         heads,
         ([it.what, *(f"{each:.3f}" for each in of)] for it, of in zip(found, figures, strict=True)),
     )
@@ -415,7 +301,7 @@ def _line_words(found: Sequence[LineRow]) -> str:
 
 def _simulated(folder: Path) -> str:
     """Return the page's table of figure 5.2: distance correlations by distribution and width."""
-    rows = _records(folder / "published_correlation.csv")
+    rows = records(folder / "published_correlation.csv")
     widths = list(dict.fromkeys(row["width"] for row in rows))
     ways = {"projected": "Y = A X", "estimated": "eq 5-19", "permuted": "Y permuted"}
     lines = []
@@ -425,11 +311,11 @@ def _simulated(folder: Path) -> str:
             [name if way == "projected" else "", said, *(own[width][way] for width in widths)]
             for way, said in ways.items()
         ]
-    return _table(["distribution", "with X", *widths], lines)
+    return markdown_table(["distribution", "with X", *widths], lines)
 
 
 def _simulated_words(folder: Path) -> str:
-    rows = _records(folder / "published_correlation.csv")
+    rows = records(folder / "published_correlation.csv")
     single = {row["distribution"]: row["projected"] for row in rows if row["width"] == "1"}
     # A cut of width 1 has only one order of its units, so `wide` leaves it out.
     wide = [row for row in rows if row["width"] != "1"]
@@ -443,7 +329,7 @@ def _simulated_words(folder: Path) -> str:
 
 def _usage(folder: Path) -> str:
     """Return the page's table of figure 3.8: how evenly each codec selects the units of a cut."""
-    rows = _records(folder / "published_usage.csv")
+    rows = records(folder / "published_usage.csv")
     columns = ["never", "least", "quarter", "median", "three_quarters", "most"]
     lines = []
     for variant, codec in dict.fromkeys((row["variant"], row["codec"]) for row in rows):
@@ -453,12 +339,12 @@ def _usage(folder: Path) -> str:
         never = f"{means['never']:.1f} of {own[0]['units']}"
         lines.append([variant.replace("_", " "), f"`{codec}`", str(len(own)), never, *shares])
     heads = ["before the cut", "codec", "seeds", "units never chosen"]
-    return _table([*heads, "least", "quarter", "median", "three quarters", "most"], lines)
+    return markdown_table([*heads, "least", "quarter", "median", "three quarters", "most"], lines)
 
 
 def _widths(folder: Path) -> str:
     """Return the page's table of figure 5.3: time and bytes by hidden width, in both forms."""
-    rows = _records(folder / "published_widths.csv")
+    rows = records(folder / "published_widths.csv")
     lines = []
     for width in dict.fromkeys(row["width"] for row in rows):
         cells = [width]
@@ -470,15 +356,14 @@ def _widths(folder: Path) -> str:
     heads = ["units"]
     for form in ("thesis' form", "fast"):
         heads += [f"{form}, s", "MiB", "of which P2 deals"]
-    return _table(heads, lines)
+    return markdown_table(heads, lines)
 
 
-def page_of(rows: Sequence[PublishedRow], prose: str, folder: Path = FOLDER) -> str:
+def page_of(rows: Sequence[PublishedRow], folder: Path = FOLDER) -> str:
     """Return the page: its introduction, the summary of verdicts, and a table for each paper.
 
     Args:
         rows: rows of `joined`.
-        prose: template of the page, with `{summary}`, and `{NAME}` in place of each paper's table.
         folder: folder of the stored results.
     """
     found = line_rows(rows, folder)
@@ -509,8 +394,10 @@ def page_of(rows: Sequence[PublishedRow], prose: str, folder: Path = FOLDER) -> 
         "held": f"{100 * (of['equal'] + of['better']) / total:.0f}",
     }
     for name in dict.fromkeys(row.printed.paper for row in rows):
-        fields[name] = _table(heads, [_cells(row) for row in rows if row.printed.paper == name])
-    return re.sub(r"\{([\w-]+)\}", lambda found: fields[found[1]], prose)
+        fields[name] = markdown_table(
+            heads, [_cells(row) for row in rows if row.printed.paper == name]
+        )
+    return filled("published", fields.__getitem__)
 
 
 def bench_published(check: bool = False, folder: Path = FOLDER) -> list[PublishedRow]:
@@ -524,17 +411,7 @@ def bench_published(check: bool = False, folder: Path = FOLDER) -> list[Publishe
         VFLError: the page does not match the stored results.
     """
     rows = joined(folder)
-    page = folder / "published.md"
-    prose = Path(__file__).with_name("published.template.md").read_text("utf-8")
-    text = page_of(rows, prose, folder)
-    if not check:
-        page.write_text(text, encoding="utf-8")
-    elif page.read_text("utf-8") != text:
-        raise VFLError(
-            "the page differs from the stored results",
-            where=str(page),
-            fix="run `python -m benchmarks.published`",
-        )
+    keep(folder / "published.md", page_of(rows, folder), check)
     return rows
 
 

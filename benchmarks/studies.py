@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pandas as pd
 
-from benchmarks import harness
+from benchmarks import pages
 from vfl.cli.study import say_cell
 from vfl.core.errors import MissingDataError
 from vfl.core.text import csv_text
@@ -129,8 +129,7 @@ class StudyPage(Generic[Found]):
         about += f"{self.note(found)}\n"
         parts = [f"# {self.title}\n", about, *self.shown(found)]
         parts += [part for one in found for part in self.of_task(one, page)]
-        page.write_text("\n".join(parts) + self.method, encoding="utf-8")
-        harness.say(f"{'page':<16} {page}")
+        pages.keep(page, "\n".join(parts) + self.method)
 
 
 def stored(file: Path, columns: Sequence[str]) -> pd.DataFrame:

@@ -31,6 +31,7 @@ import pandas as pd
 
 from benchmarks import columns, frontier, frontier_tops, frozen_tops, harness, leaderboard
 from benchmarks import trees_attacks as trees
+from benchmarks.pages import records
 from benchmarks.studies import (
     EXAMPLES,
     by_seed,
@@ -154,7 +155,7 @@ class Asked:
 
 def of_leaderboard(asked: Asked) -> Iterator[Figure]:
     """Yield utility and strongest attack for the drawn rows of the leaderboard."""
-    rows = leaderboard.rows_stored(asked.results / "leaderboard.csv")
+    rows = records(asked.results / "leaderboard.csv")
     known = [(row["task"], row["defense"]) for row in rows if row["defense"] != "none"]
     for task, defenses in asked.of(known).items():
         study = leaderboard.grid_of(task, "light", (0, 1, 2), defenses)
@@ -281,7 +282,7 @@ def _of_trees(rows: Sequence[trees.AttackRow]) -> pd.DataFrame:
 
 def of_labels(asked: Asked) -> Iterator[Figure]:
     """Yield drawn attacks on drawn defenses, for every number of leaked labels."""
-    rows = {name: leaderboard.rows_stored(asked.results / f"{name}.csv") for name in GRIDS}
+    rows = {name: records(asked.results / f"{name}.csv") for name in GRIDS}
     known = [(name, (r["defense"], r["attack"])) for name, own in rows.items() for r in own]
     for name, pairs in asked.of(known).items():
         file, overrides = GRIDS[name]
@@ -318,10 +319,7 @@ def of_training(asked: Asked) -> Iterator[Figure]:
     Each row names a file of `examples` and its overrides. Rows without a file are left out.
     """
     rows = [
-        row
-        for name in TRAININGS
-        for row in leaderboard.rows_stored(asked.results / f"{name}.csv")
-        if row["file"]
+        row for name in TRAININGS for row in records(asked.results / f"{name}.csv") if row["file"]
     ]
 
     def key(row: Mapping[str, str]) -> tuple[str, str, str, str]:
@@ -351,7 +349,7 @@ def _name(overrides: str) -> str:
 
 def of_codecs(asked: Asked) -> Iterator[Figure]:
     """Yield quality and bytes for the drawn trainings of the comparisons of codecs."""
-    rows = {name: leaderboard.rows_stored(asked.results / f"{name}.csv") for name in COMPARISONS}
+    rows = {name: records(asked.results / f"{name}.csv") for name in COMPARISONS}
     known = [
         (name, (r["variant"], r["codec"], r["repeat"]))
         for name, own in rows.items()
@@ -370,13 +368,13 @@ def of_codecs(asked: Asked) -> Iterator[Figure]:
             lambda cell: key(cell) in trainings,  # noqa: B023
         )  # fmt: skip
         there = {key(cell): cell.name for cell in study.cells}
-        records = LoadedGrid(folder).records
+        measured = LoadedGrid(folder).records
         for one in trainings:
             row = next(r for r in rows[name] if (r["variant"], r["codec"], r["repeat"]) == one)
             for what, (subject, measure) in _OF_CODEC.items():
                 if row.get(what):
                     found = [
-                        r.value for r in records
+                        r.value for r in measured
                         if (r.cell, r.subject, r.measure) == (there.get(one), subject, measure)
                     ]  # fmt: skip
                     again = Estimate(found[0], None, 1) if found else None

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.pages import Figure, read_figure
 from benchmarks.published import (
-    Figure,
     Printed,
     bench_published,
     joined,
-    read_figure,
     state_of,
 )
 from vfl.core.errors import DataError, VFLError

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import frontier, verify
-from benchmarks.leaderboard import rows_stored
+from benchmarks.pages import records
 from benchmarks.studies import played, store, study_of
 from vfl.core.text import csv_text
 from vfl.experiments.cells import HONEST, grid_settings_of
@@ -168,7 +168,7 @@ def test_a_row_of_labels_and_a_training_of_a_comparison_come_again(monkeypatch, 
 
 def test_rows_of_training_attacks_name_trainings_of_their_files(data_root, monkeypatch):
     monkeypatch.setenv("VFL_DATA", str(data_root))
-    rows = [row for name in verify.TRAININGS for row in rows_stored(RESULTS / f"{name}.csv")]
+    rows = [row for name in verify.TRAININGS for row in records(RESULTS / f"{name}.csv")]
     named = {(row["file"], row["overrides"]) for row in rows} - {("", "")}
     assert len(named) > 6
     for file, overrides in named:
