@@ -9,6 +9,7 @@ import pytest
 from organisations import write_organisations
 
 from vfl.config import read_experiment, read_party_file
+from vfl.federation.joining import make_keys
 from vfl.session.store.identity import Identity, Pin
 from vfl.transport import fingerprint, public_key_bytes
 
@@ -43,7 +44,7 @@ def test_a_table_and_keys_go_into_the_folder_that_was_received(vfl, well, receiv
         assert key.stat().st_mode & 0o777 == 0o600
 
     again = json.loads(well("join", "bank", "--json").out)
-    assert (again["keys"], again["fingerprint"]) == ("own", fingerprint(content))
+    assert (again["keys"], again["fingerprint"]) == ("found", fingerprint(content))
     assert read_party_file(received / "party.toml") == party
 
 
@@ -120,9 +121,12 @@ def test_what_the_sender_wrote_beyond_the_usual_is_shown(well, refused, received
 
 
 @pytest.mark.parametrize("missing", [None, "node.key", "identity.key"])
-def test_keys_that_came_with_the_folder_are_said_to_be_anothers(well, tmp_path, missing):
+@pytest.mark.parametrize("public", [False, True])
+def test_keys_that_came_with_the_folder_are_said_to_be_anothers(well, tmp_path, missing, public):
     write_organisations(tmp_path, "breast-cancer", rows=120)
     well("init", "loans", "--party", "bank")
+    if public:  # the sender writes whatever the own command of the party would write
+        make_keys(tmp_path / "loans" / "bank")
     if missing:
         (tmp_path / "loans" / "bank" / missing).unlink()
     told = well("join", "loans/bank", "--table", "bank.csv")

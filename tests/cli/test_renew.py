@@ -1,5 +1,7 @@
 """`vfl renew`, and the warnings of the commands that use a certificate."""
 
+import re
+
 import pytest
 from aged import made_ago
 
@@ -27,6 +29,15 @@ def test_a_certificate_is_renewed(vfl, label):
     assert (done.code, done.out) == (0, "")
     assert "is valid for 89 days; vfl up uses it" in done.err
     assert days_left(label.certificates / "server.pem") == 89
+
+
+@pytest.mark.parametrize("name", ["server.pem", "ca.pem", "ca.key"])
+def test_a_missing_file_is_named_with_its_source(refused, label, name):
+    (label.certificates / name).unlink()
+    done = refused("renew", "project")
+    assert "a certificate or key is missing" in done.err
+    assert f"certificates/{name}" in done.err
+    assert re.search(rf"try   (restore|copy) {name}", done.err)
 
 
 def test_a_new_authority_is_announced_before_it_is_used(well, label):

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from vfl.core.errors import MissingDataError, UserError
 from vfl.transport import (
     expiry_warning,
+    public_half,
     renew_node_key,
     renew_server,
     replace_authority,
@@ -175,6 +176,11 @@ def test_an_authority_whose_key_is_kept_elsewhere(folder):
     assert (folder / "server.pem").read_bytes() == before
     (folder / "ca.key").write_bytes(key)
     renew_server(folder)
+
+
+def test_a_missing_private_key_is_not_called_a_wrong_one(folder):
+    with pytest.raises(MissingDataError, match="missing"):
+        public_half(folder / "none.key")
 
 
 @pytest.mark.parametrize("wrong", ["server.key", "ca.pem"])

@@ -26,9 +26,8 @@ from vfl.core.traffic import size
 
 _WHOSE = {
     "new": "your new keys",
-    "own": "your keys",
-    "foreign": "keys that came with this folder: make your own with vfl renew party.toml, and "
-    "with vfl renew party.toml --identity",
+    "found": "keys that came with this folder, unless your own vfl join made them: make your own "
+    "with vfl renew party.toml, and with vfl renew party.toml --identity",
 }
 _MOST_NOTES = 4  # largest number of notes about a table that a command prints
 

@@ -37,15 +37,15 @@ class PublicKeys:
 
     Attributes:
         file: path of NAME.pub, which the party sends to the other parties.
-        whose: origin of the keys: "new" if they were just made; "foreign" if a key was in the
-            folder without NAME.pub, so that it came with the folder; or "own" if NAME.pub was there
-            as well, which an earlier command of this party writes.
+        whose: origin of the keys: "new" if they were just made; "found" if a key was in the folder
+            already. An earlier command of this party or the sender of the folder may have made such
+            a key; no file in the folder can show which, because the sender may write any file.
         fingerprint: fingerprint of the keys; the sender and the receiver of the file compare the
             fingerprint by telephone.
     """
 
     file: Path
-    whose: Literal["new", "own", "foreign"]
+    whose: Literal["new", "found"]
     fingerprint: str
 
 
@@ -263,27 +263,21 @@ def make_keys(folder: Path) -> PublicKeys:
                 where=f"{folder / 'party.toml'}: {name}",
                 fix=f'set it to "{name}"',
             )
-    whose: Literal["new", "own", "foreign"] = "new"
-    if node.exists() or identity.exists():
-        whose = "own" if _public_file(party).exists() else "foreign"
+    found = node.exists() or identity.exists()
     if not node.exists():
         write_bytes(node, node_key_pair()[0])
     if not identity.exists():
         Identity.fresh().keep_at(identity)
-    return write_public(party, whose)
+    return write_public(party, "found" if found else "new")
 
 
-def _public_file(party: PartyFile) -> Path:
-    return party.beside(f"{party.party}.pub")
-
-
-def write_public(party: PartyFile, whose: Literal["new", "own", "foreign"] = "new") -> PublicKeys:
+def write_public(party: PartyFile, whose: Literal["new", "found"] = "new") -> PublicKeys:
     """Write the public keys of a party to NAME.pub in the party's folder.
 
     Raises:
         UserError: a key file contains no private key, or there is no key file.
     """
-    file = _public_file(party)
+    file = party.beside(f"{party.party}.pub")
     keys = [party.beside(name) for name in (party.node.key, party.identity.key)]
     lines = [public_half(key) for key in keys if key.exists()]
     content = b"".join(line + b"\n" for line in lines)

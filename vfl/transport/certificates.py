@@ -40,6 +40,13 @@ AUTHORITY_DAYS = 1825
 #: Warnings begin at most this many days before a certificate expires; see `ends_soon`.
 WARN_DAYS = 30
 _NEW_CA = "make a new one with: vfl renew PROJECT --authority"
+#: Cures for missing files, by file name.
+_SOURCES = {
+    "ca.pem": "copy ca.pem from the label party, or from the folder of another party",
+    "ca.key": "restore ca.key, the private key of the authority, or make a new authority with "
+    "--authority",
+    "server.pem": "restore server.pem from a backup, or from the host of the SuperLink",
+}
 _CLOCK_SKEW = datetime.timedelta(hours=1)
 _PEM = serialization.Encoding.PEM
 #: Order of the elliptic curve group P-256 (SEC 2, section 2.4.2), and the number of secret bytes
@@ -276,8 +283,9 @@ def public_half(private: Path) -> bytes:
         MissingDataError: the file does not exist.
         UserError: the file contains no private key, or its key has a passphrase.
     """
+    content = _read(private)
     try:
-        key = serialization.load_ssh_private_key(_read(private), None)
+        key = serialization.load_ssh_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise UserError("this is not a private key", where=str(private)) from None
     openssh = serialization.PublicFormat.OpenSSH
@@ -460,11 +468,7 @@ def renew_node_key(private: Path, public: Path | None = None) -> None:
 def _authority(folder: Path) -> Authority:
     """Return the CA whose certificate in ca.pem belongs to the key in ca.key."""
     path = folder / "ca.key"
-    key_pem = _read(
-        path,
-        "restore ca.key, the private key of the authority, or make a new authority with "
-        "--authority",
-    )
+    key_pem = _read(path)
     try:
         public = serialization.load_pem_private_key(key_pem, None).public_key()
     except (ValueError, TypeError):
@@ -480,16 +484,17 @@ def _authority(folder: Path) -> Authority:
 
 
 def _certificates(path: Path) -> list[x509.Certificate]:
+    content = _read(path)  # not in the block below: its error is a ValueError too
     try:
-        return x509.load_pem_x509_certificates(_read(path))
+        return x509.load_pem_x509_certificates(content)
     except ValueError:
         raise UserError("this is not a PEM certificate", where=str(path)) from None
 
 
-def _read(path: Path, fix: str | None = None) -> bytes:
+def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
         raise MissingDataError(
-            "a certificate or key is missing", where=str(path), fix=fix
+            "a certificate or key is missing", where=str(path), fix=_SOURCES.get(path.name)
         ) from None
