@@ -9,7 +9,7 @@ from vfl.datasets import Dealing, load_bundled
 from vfl.session.trace import Trace
 from vfl.training.local import LocalSession
 
-#: How often a label party asks for the same rows.
+#: Number of times that a label party asks for the same rows.
 TIMES = 16
 
 

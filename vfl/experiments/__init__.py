@@ -11,7 +11,7 @@ import torch. The following files of this package process one cell of a grid:
       run the cells that are left:      scheduler.py
       train a cell:                     training.py -> vfl/training/run.py -> vfl/training/local.py
       attack it:                        attack_grid.py -> attack_runner.py
-           knowledge of an attack:      scenarios.py -> vfl/attacks/cases.py -> vfl/attacks/view.py
+           knowledge of an attack:      scenarios.py -> vfl/attacks/cases/ -> vfl/attacks/view.py
            score and guess:             vfl/attacks/scoring.py -> scores.py
       table, intervals, verdicts:       results.py, leaderboard.py, statistics.py
       later attacks from outside:       outside.py
