@@ -7,6 +7,7 @@ import types
 import pytest
 
 from vfl.config import Experiment
+from vfl.core import registry
 from vfl.experiments import cells as identity
 
 
@@ -90,6 +91,65 @@ def test_plug_ins_are_adversaries_defense_codec_and_models(monkeypatch):
         "defenses.potential",
         "models.mlp",
     ]
+
+
+OTHERS = """
+import torch
+from vfl.datasets.augment import AUGMENTATIONS, Flip
+from vfl.datasets.sources import SOURCES
+from vfl.datasets.sources.scikit_learn import Digits
+from vfl.models.losses import LOSSES, Focal
+from vfl.models.mergers import Mean
+from vfl.models import MERGERS
+from vfl.models.optimizers import OPTIMIZERS, SCHEDULES
+from vfl.session.secure_mode import SECURE, SecureMode
+
+NUMBER = {number}
+for family, name, base in (
+    (MERGERS, "merge", Mean), (LOSSES, "loss", Focal), (SOURCES, "source", Digits),
+    (OPTIMIZERS, "optimizer", torch.optim.SGD), (AUGMENTATIONS, "augment", Flip),
+    (SCHEDULES, "schedule", torch.optim.lr_scheduler.StepLR), (SECURE, "secure", SecureMode),
+):
+    family.register("own_" + name, type("Own", (base,), {{"__module__": __name__}}))
+"""
+
+
+@pytest.fixture
+def others(tmp_path, monkeypatch):
+    """Loads a plug-in file of the families besides codecs, defenses and models; then removes it."""
+    monkeypatch.setenv(registry.PLUGINS, "")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "others_of_mine.py"
+
+    def load(number):
+        file.write_text(OTHERS.format(number=number))
+        registry.load_plugin(file)
+
+    yield load
+    for family in registry._REGISTRIES:
+        family.replace(family.registered_by(file.stem), {})
+    del sys.modules[file.stem]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"merge": "own_merge"},
+        {"label": {"loss": "own_loss"}},
+        {"train": {"optimizer": "own_optimizer"}},
+        {"train": {"schedule": "own_schedule:step_size=2"}},
+        {"data": {"source": "digits+own_source"}},
+        {"parties": {"bank": {"augment": "crop+own_augment"}}},
+        {"secure": "own_secure"},
+        {},
+    ],
+)
+def test_a_changed_plug_in_of_every_family_is_other_code(others, setting):
+    content = Experiment.model_validate({"parties": {"bank": {}}} | setting)
+    others(1)
+    first = identity.plug_ins_of(content)
+    others(2)
+    assert (identity.plug_ins_of(content) == first) is (setting == {})
 
 
 CELL = """

@@ -22,8 +22,9 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vfl.config import CompareSettings, Experiment, GridSettings, read_experiment, to_toml
+from vfl.config.validate import named_plugins
 from vfl.core.errors import ConfigError, RunFolderError
-from vfl.core.registry import parts
+from vfl.core.registry import Registry, parse, parts
 from vfl.core.storage import check_format, read_json, stamp, write_json, write_text
 from vfl.core.version import VERSION
 
@@ -426,8 +427,8 @@ def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
     """Return a digest of the code of a training's main plug-ins; see `code_of`.
 
     The digest covers the defense, the codec, the top model, the parties' bottom models and the
-    adversaries. It does not cover mergers, losses, optimisers, secure modes or data sets, except
-    modules of vfl that these plug-ins import.
+    adversaries. It also covers all other plug-ins from outside vfl, such as mergers, losses,
+    optimisers and data sets; vfl's own members of these families change only with its version.
 
     Args:
         experiment: experiment, whose settings contain specs of a defense, a codec and models.
@@ -441,7 +442,34 @@ def plug_ins_of(experiment: Experiment, adversaries: Sequence[str] = ()) -> str:
     made += [compression.make(experiment.codec), models.make_top(experiment.label.top)]
     made += [models.make_bottom(party.bottom) for party in experiment.parties.values()]
     made += [make_adversary(spec) for spec in adversaries]
-    return code_of(*map(type, made))
+    return code_of(*map(type, made), *_from_outside(experiment))
+
+
+def _from_outside(experiment: Experiment) -> Iterator[type]:
+    """Yield classes of plug-ins from outside vfl, in families whose own members have no digest."""
+    from vfl.datasets.augment import AUGMENTATIONS
+    from vfl.datasets.sources import SOURCES
+    from vfl.models import MERGERS
+    from vfl.models.losses import LOSSES
+    from vfl.models.optimizers import OPTIMIZERS, SCHEDULES
+    from vfl.session.secure_mode import SECURE
+
+    families: dict[str, Registry[Any]] = {
+        "augmentation": AUGMENTATIONS,
+        "data set": SOURCES,
+        "loss": LOSSES,
+        "merger": MERGERS,
+        "optimizer": OPTIMIZERS,
+        "schedule": SCHEDULES,
+        "secure": SECURE,
+    }
+    for named in named_plugins(experiment.model_dump(exclude=set(LISTS))):
+        if (registry := families.get(named.family)) is None or named.spec == "none":
+            continue
+        for spec in parts(named.spec):
+            name, _ = parse(spec)
+            if registry.aliases.get(name, name) not in registry.own:
+                yield registry.member(name)
 
 
 def _needed(modules: Iterable[str]) -> set[str]:
