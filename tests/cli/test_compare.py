@@ -37,6 +37,8 @@ def test_an_ordinary_experiment_with_options(vfl, well, file, tmp_path):
         ["none", "seed=0"],
         ["topk:k=2", "at", "20", "%", "seed=0"],
     ]
+    some = well("compare", file, *OPTIONS, "--dry-run", "--only", "seed=0")
+    assert some.out == "".join(plan.out.splitlines(keepends=True)[:3])
     assert not (tmp_path / "runs").exists()
 
     part = well("compare", file, *OPTIONS, "--only", "seed=0")

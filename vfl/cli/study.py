@@ -427,10 +427,10 @@ def _study(
     overrides = [*(settings or []), *overrides_of(kind, given)]
     experiment, locations = read_checked(_profile(path, Path(room.__file__).parent), overrides)
     study = plan_study(kind, experiment, locations)
-    if dry_run:
-        print("\n".join(study.lines))
-        return
     cells = room.chosen(study.cells, only) if only else study.cells
+    if dry_run:
+        print("\n".join(study.lines(cells)))
+        return
     use_one_thread()
     if download:
         load_data(cells[0].experiment, download=True)

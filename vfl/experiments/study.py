@@ -44,21 +44,24 @@ _TABLES: tuple[Kind, ...] = ("compare", "grid", "value")
 
 @dataclass(frozen=True)
 class Study:
-    """The planned trainings of a study, with the lines and notes about the plan.
+    """The planned trainings of a study, with notes about the plan.
 
     Attributes:
         kind: name of the experiment's table that defines the study.
         experiment: the experiment; of its tables for studies, it has only this one.
         cells: all cells, in the order of training.
         notes: notes about trainings that the plan leaves out, with reasons.
-        lines: lines about the plan that `--dry-run` prints.
     """
 
     kind: Kind
     experiment: Experiment
     cells: Sequence[Cell]
     notes: Sequence[str]
-    lines: Sequence[str]
+
+    def lines(self, cells: Sequence[Cell]) -> list[str]:
+        """Return the lines about some of the cells that `--dry-run` prints."""
+        about = plan_lines(cells) if self.kind == "compare" else (cell.title for cell in cells)
+        return [*about, *self.notes]
 
 
 def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None = None) -> Study:
@@ -83,11 +86,10 @@ def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None =
     experiment = experiment.model_copy(update=alone)
     if kind == "compare":
         comparison = comparison_of(experiment, locations)
-        lines = [*plan_lines(comparison.cells), *comparison.notes]
-        return Study(kind, experiment, comparison.cells, comparison.notes, lines)
+        return Study(kind, experiment, comparison.cells, comparison.notes)
     with locations.located(Experiment):
         cells = grid_cells(experiment) if kind == "grid" else value_cells(experiment)
-    return Study(kind, experiment, cells, (), [cell.title for cell in cells])
+    return Study(kind, experiment, cells, ())
 
 
 def plan_modules(
