@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from importlib.resources import files
 
 import pytest
 
@@ -103,3 +104,10 @@ def test_the_words_of_a_line_stand_where_no_point_is(at, anchor):
     svg = ET.fromstring(scatter_drawing("T", "", "", points, "x", lines=[(50, "guess")]).chart)
     words = next(one for one in svg.iter() if one.text == "guess")
     assert words.get("class") == anchor
+
+
+def test_lines_of_a_chart_differ_without_colour():
+    style = files("vfl.experiments.pages").joinpath("style.css").read_text()
+    rules = re.findall(r"^\.line\.s\d \{(.*)\}$", style, re.MULTILINE)
+    dashes = [re.findall(r"stroke-dasharray: ([^;]+);", rule) for rule in rules]
+    assert len(rules) == len({tuple(one) for one in dashes}) == 8
