@@ -31,7 +31,9 @@ from served import (
     settings,
     start,
 )
+from typer.testing import CliRunner
 
+from vfl.cli import app
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, RunFolderError, StorageError, UserError, VFLError
@@ -197,6 +199,26 @@ def test_a_promotion_and_its_rollback_lose_no_request(local, trained_run, other)
     assert promoted_runs(trained_run.parent) == ["other", "run"]
     assert (run_status(trained_run).state, run_status(trained_run).promoted) == ("serving", True)
     assert (run_status(other).state, run_status(other).promoted) == ("ended", False)
+
+
+@pytest.mark.parametrize("promoted", ["run", "other"])
+def test_a_project_is_queried_about_its_promoted_run(local, trained_run, other, tmp_path, promoted):
+    """The newest run is `other`, and the token is that of the run with which the service began."""
+    local()
+    promote(trained_run.parent / promoted)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "experiment.toml").touch()
+    table, out = tmp_path / "ids.csv", tmp_path / "answers.csv"
+    (tmp_path / "party.toml").write_text(
+        f'party = "label"\nstore = "{trained_run.parent.parent}"\n'
+        '[data]\nsource = "ids.csv"\nid = "id"\n'
+    )
+    both = sorted(predicted(trained_run).keys() & predicted(other).keys())
+    table.write_text("\n".join(["id", *both[:3]]))
+    command = ["predict", str(tmp_path), "--ids", str(table), "--out", str(out)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert set(pd.read_csv(out)["run"]) == {promoted}
 
 
 def test_a_promotion_is_reported_once_the_run_answers(local, trained_run, other, monkeypatch):

@@ -61,9 +61,9 @@ def quick_imports() -> Iterator[None]:
         gc.enable()
 
 
-def newest_run(path: Path | None) -> Path | None:
+def newest_run(path: Path) -> Path:
     """Return the run folder at a path, or the last successful run of the project at the path."""
-    if path is None or (path / "run.json").exists():
+    if (path / "run.json").exists():
         return path
     from vfl.config import read_party_file
     from vfl.core.errors import RunFolderError
@@ -79,6 +79,21 @@ def newest_run(path: Path | None) -> Path | None:
             "no run of this project has ended well", where=str(runs), fix=f"vfl train {path}"
         )
     return max(ended, key=lambda summary: summary.stat().st_mtime_ns).parent
+
+
+def served_run(path: Path) -> Path:
+    """Return the run at a path; of a project or folder, the promoted run or else the last run."""
+    if (path / "run.json").exists():
+        return path
+    from vfl.core.errors import RunFolderError
+    from vfl.training.promotion import promoted_runs, runs_of
+
+    try:
+        runs = runs_of(path)
+    except RunFolderError:
+        return path  # the command itself reports that the run is missing
+    promoted = promoted_runs(runs)
+    return runs / promoted[-1] if promoted else newest_run(path)
 
 
 OwnFile = Annotated[Path, argument("The party's own file.", "party.toml")]

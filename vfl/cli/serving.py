@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vfl.cli.federation import hand_over
-from vfl.cli.output import Json, Run, argument, emit, newest_run, option, say
+from vfl.cli.output import Json, Run, argument, emit, option, say, served_run
 from vfl.core.errors import UserError
 from vfl.core.processes import looks
 from vfl.core.storage import write_text
@@ -20,27 +20,12 @@ if TYPE_CHECKING:
 _END_S = 30.0
 
 
-def _served_run(path: Path | None) -> Path | None:
-    """Return the run at a path; of a project or folder, the promoted run or else the last run."""
-    if path is None or (path / "run.json").exists():
-        return path
-    from vfl.core.errors import RunFolderError
-    from vfl.training.promotion import promoted_runs, runs_of
-
-    try:
-        runs = runs_of(path)
-    except RunFolderError:
-        return path  # the command itself reports that the run is missing
-    promoted = promoted_runs(runs)
-    return runs / promoted[-1] if promoted else newest_run(path)
-
-
 Served = Annotated[
     Path,
     argument(
         "The folder that vfl train printed, or a project for its promoted or last run.",
         "RUN|PROJECT",
-        callback=_served_run,
+        callback=served_run,
     ),
 ]
 

@@ -30,6 +30,7 @@ from vfl.cli.output import (
     quick_imports,
     say,
     say_epoch,
+    served_run,
     show,
     show_training,
     write_elsewhere,
@@ -41,6 +42,7 @@ from vfl.core.text import csv_text, printable
 
 if TYPE_CHECKING:
     from vfl.config.run_folder import RunFolder
+    from vfl.training.promotion import RunningService
 
 
 #: Options that are only for an experiment file, each with the reason; and options that are only for
@@ -247,8 +249,8 @@ def predict(
     run: Annotated[
         str,
         argument(
-            "The folder that vfl train printed, a project for its last run, or with --ids the "
-            "address of a service, such as https://HOST:PORT.",
+            "The folder that vfl train printed; a project for its last run, or with --ids for its "
+            "promoted or last run; or with --ids the address of a service, https://HOST:PORT.",
             "RUN|PROJECT|ADDRESS",
         ),
     ],
@@ -261,7 +263,7 @@ def predict(
         str, option("With --ids: the id column of that table.", "COLUMN", "--id")
     ] = "id",
     token: Annotated[
-        Path | None, option("With --ids: the token; by default RUN/serve.token.", "FILE")
+        Path | None, option("With --ids: the token; by default the service's own.", "FILE")
     ] = None,
     ca: Annotated[
         Path | None,
@@ -289,9 +291,7 @@ def predict(
             )
         _predict_by_service(run, ids, out, id_column, token, ca, json)
         return
-    found = newest_run(Path(run))
-    assert found is not None, "a path was given"
-    _predict_all(found, device, json, explain or ())
+    _predict_all(newest_run(Path(run)), device, json, explain or ())
 
 
 def _predict_by_service(
@@ -312,9 +312,8 @@ def _predict_by_service(
         raise typer.BadParameter("the answers need a file", param_hint="--out")
     address = where
     if "://" not in where:
-        run = newest_run(Path(where))
-        assert run is not None, "a path was given"
-        address, token = _served_at(run), token or run / "serve.token"
+        service = _service_of(served_run(Path(where)))
+        address, token = service.address, token or service.began / "serve.token"
     if token is None:
         raise typer.BadParameter("an address needs a token", param_hint="--token")
     asked = read_own_ids(ids, id_column, TableFormat(), str(ids)).tolist()
@@ -380,22 +379,24 @@ def _write_answers(
     write_text(out, csv_text(["id", "prediction", *heads, "missing", "run"], table))
 
 
-def _served_at(run: Path) -> str:
-    """Return the address of a service that answers with a run on this machine.
+def _service_of(run: Path) -> RunningService:
+    """Return the service that answers with a run on this machine.
 
     Raises:
+        RunFolderError: there is no run in this folder.
         UserError: no such service is running.
     """
-    from vfl.training.status import run_status
+    from vfl.config.run_folder import RunFolder
+    from vfl.training.promotion import service_of
 
-    address = run_status(run).address
-    if address is None:
+    service = service_of(RunFolder.open(run).path)
+    if service is None:
         raise UserError(
             "no service of this run is running here",
             where=str(run),
             fix=f"vfl serve {run}, and try again",
         )
-    return address
+    return service
 
 
 def _predict_all(run: Path, device: str, json: bool, explain: Sequence[str]) -> None:

@@ -75,6 +75,15 @@ def services_of(runs: Path) -> list[RunningService]:
     return [service for service in found if service is not None]
 
 
+def service_of(run: Path) -> RunningService | None:
+    """Return the service that answers with a run, or is about to; None if no such service runs."""
+    run = run.resolve()
+    for service in services_of(run.parent):
+        if service.run == run.name or (service.run is None and service.began == run):
+            return service
+    return None
+
+
 def promoted_runs(runs: Path) -> list[str]:
     """Return the names of promoted runs in a folder of runs, in order; the current run is last.
 

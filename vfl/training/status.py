@@ -30,7 +30,7 @@ from vfl.session.secure_mode import third_party
 from vfl.session.store.party_folder import PartyFolder
 from vfl.session.terms import AlignTerms
 from vfl.training.federated import OUTCOMES, label_folder_of, read_progress
-from vfl.training.promotion import promoted_runs, services_of
+from vfl.training.promotion import promoted_runs, service_of, services_of
 
 #: Exit codes of `vfl status`, in addition to the exit codes of errors that end a run.
 AT_WORK, INTERRUPTED, NOT_READY = 4, 5, 3
@@ -156,9 +156,9 @@ def run_status(path: Path) -> RunStatus:
     known: dict[str, Any] = {"run": str(path), "created": str(about["created"])}
     known |= _figures(folder) | {"erased": _erased(path)}
     known["promoted"] = promoted_runs(path.resolve().parent)[-1:] == [path.resolve().name]
-    failure, serves = _failure(path / "failure.json"), _served_at(path)
+    failure, service = _failure(path / "failure.json"), service_of(path)
     trained = (path / OUTCOMES["train"]).exists()
-    if serves is not None:
+    if service is not None:
         waits = _progress(path)[0]
         there = waits is None or not waits.waits_for
         state = "serving" if there else "waiting"
@@ -166,7 +166,7 @@ def run_status(path: Path) -> RunStatus:
         return RunStatus(
             **known,
             state=state,
-            address=serves,
+            address=service.address,
             progress=waits,
             then=_ways(path, waits),
             exit_code=code,
@@ -351,14 +351,6 @@ def _progress(path: Path) -> tuple[ProgressReport | None, float | None, int | No
         return report, max(0.0, old), int(record["process"])
     except (KeyError, TypeError, ValueError):
         return report, None, None
-
-
-def _served_at(path: Path) -> str | None:
-    """Return the address of a service that answers with a run; None if no such service runs."""
-    for service in services_of(path.resolve().parent):
-        if service.run == path.resolve().name or (service.run is None and service.began == path):
-            return service.address
-    return None
 
 
 def _failure(path: Path) -> tuple[dict[str, str], int] | None:
