@@ -1,6 +1,5 @@
 """`vfl status`: every state a run can be in, with its exit code and what to type next."""
 
-import fcntl
 import json
 import os
 import shlex
@@ -303,8 +302,7 @@ def test_a_grid_that_was_interrupted_and_goes_on(compared, status, well):
     lines, told, code = status(path)
     assert (lines["state"], lines["cells"], code) == ("interrupted", "1 of 2 done", 5)
     assert lines["then"].startswith("vfl compare ")
-    with (path / "lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with locked(path):
         assert status(path)[2] == 4
     well(*asked)
     lines, told, code = status(path)

@@ -1,12 +1,12 @@
 """Cells are trained once, gone on with, and do not stop each other."""
 
-import fcntl
+import os
 
 import pytest
 
 from vfl.config import with_overrides
 from vfl.core.errors import RunFolderError
-from vfl.core.storage import read_json
+from vfl.core.storage import locked, read_json
 from vfl.experiments import is_done, staleness, training
 from vfl.experiments.cells import Cell
 from vfl.experiments.scheduler import RemainingTime, run_cells
@@ -100,10 +100,12 @@ def test_a_bug_is_a_failure_without_its_text(written, tiny, tmp_path, monkeypatc
 
 
 def test_only_one_process_trains_a_folder(trained):
-    with (trained.path / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(RunFolderError, match="another process trains"):
-            run_cells(trained, trained.cells())
+    with (
+        locked(trained.path),
+        pytest.raises(RunFolderError, match="another process trains") as refusal,
+    ):
+        run_cells(trained, trained.cells())
+    assert refusal.value.got == f"process {os.getpid()}"
 
 
 def test_other_rows_or_other_code_are_trained_anew(written, tiny, tmp_path, monkeypatch):

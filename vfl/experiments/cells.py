@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 #: Name of the file that marks a folder as a grid.
 GRID = "grid.json"
 CONFIG = "config.toml"
-#: Name of a lock file; the process that trains the cells of a folder holds this lock.
-LOCK = "lock"
 CELLS = "cells"
 #: Names of further files in a cell's run folder: measures of its codec; its failure; pictures of
 #: its cuts; a note that a party detected the adversary and stopped the training.

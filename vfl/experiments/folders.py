@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vfl.experiments.cells import LOCK, GridFolder, failure_of, is_done
+from vfl.core.storage import worker_of
+from vfl.experiments.cells import GridFolder, failure_of, is_done
 from vfl.experiments.scores import OF_CELL
 
 #: Display name of each kind of grid.
@@ -65,7 +65,7 @@ def grid_status(path: Path) -> GridStatus:
             done += (own / OF_CELL).exists() if folder.kind == "attacks" else is_done(own)
     again: tuple[str, ...] = (str(folder.head("command")),)
     state = "ended"
-    if _at_work(path):
+    if worker_of(path) is not None:
         state, exit_code, again = "at work", AT_WORK, ()
     elif done + len(failed) < len(cells):
         state, exit_code = "interrupted", INTERRUPTED
@@ -79,15 +79,3 @@ def grid_status(path: Path) -> GridStatus:
         str(path), KINDS[folder.kind], state, str(folder.head("created")), len(cells), done, failed,
         again, exit_code,
     )  # fmt: skip
-
-
-def _at_work(path: Path) -> bool:
-    """Return whether a running process holds the lock of the grid's folder."""
-    if not (path / LOCK).exists():
-        return False
-    with (path / LOCK).open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

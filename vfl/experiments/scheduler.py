@@ -5,7 +5,6 @@ Workers run the cells, in this process or in other processes; each worker runs o
 
 from __future__ import annotations
 
-import fcntl
 import os
 import queue
 import sys
@@ -15,7 +14,6 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -26,13 +24,12 @@ from vfl.config.run_folder import RunFolder
 from vfl.config.validate import of_complete_rows, refuse
 from vfl.core import processes
 from vfl.core.errors import LostPeerError, RunFolderError, VFLError
-from vfl.core.storage import write_json
+from vfl.core.storage import locked, worker_of, write_json
 from vfl.datasets import PartyData
 from vfl.experiments.attack_grid import attack_cell
 from vfl.experiments.cells import (
     CODEC,
     FAILURE,
-    LOCK,
     Cell,
     GridFolder,
     data_digest,
@@ -183,8 +180,15 @@ def run_cells(
             return InProcessWorker(folder, device, outside, recipe)
         return ProcessWorker(folder, device, outside)
 
+    if (process := worker_of(folder.path)) is not None:
+        raise RunFolderError(
+            "another process trains the cells of this folder",
+            where=str(folder.path),
+            got=f"process {process}",
+            fix="wait until it has ended, or give another folder with --out",
+        )
     failed, ran, began = list[FinishedCell](), 0, time.monotonic()
-    with _alone(folder.path):
+    with locked(folder.path):
         workers = [worker() for _ in range(jobs)]
         before = {cell.name: _measured(folder.cells_path / cell.name) for cell in waiting}
         begun = {name for name in named if (folder.cells_path / name).exists()}
@@ -259,21 +263,6 @@ def _timed(worker: Worker, cell: Cell) -> tuple[Cell, float]:
     started = time.monotonic()
     worker.run(cell)
     return cell, time.monotonic() - started
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Lock a folder during a block; if the process dies, the operating system releases the lock."""
-    with (path / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFolderError(
-                "another process trains the cells of this folder",
-                where=str(path),
-                fix="wait until it has ended, or give another folder with --out",
-            ) from None
-        yield
 
 
 # --- workers --------------------------------------------------------------------------------------

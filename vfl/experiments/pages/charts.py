@@ -1,9 +1,8 @@
 """Charts as inline SVG without scripts or fonts; the page's style sheet sets the colours.
 
 Every chart has a title and a description for screen readers, and each point shows its name as a
-tooltip. Lines also differ in dash pattern (except styles 2 and 4), so that most of them can be
-distinguished on paper. The end of this file has functions for positions of ticks on axes, and for
-thinning curves with many points.
+tooltip. Lines also differ in dash pattern, so that they can be distinguished on paper. The end of
+this file has functions for positions of ticks on axes, and for thinning curves with many points.
 """
 
 from __future__ import annotations
