@@ -434,6 +434,33 @@ def test_a_whitened_cut_beside_a_label_free_one():
         assert "{}, {} and {}".format(*three) in line
 
 
+def test_the_margins_of_the_seventh_goal_of_labels():
+    """On MNIST, `alpha=2` below label-free bottoms: the untrained ones, and the trained victims."""
+    rows = [row for row in rows_of("hidden_labels_mnist.csv") if row["k"] in ("0", "1", "5", "10")]
+    defense, free = "anchored:rate=0.02+potential:alpha=2,norm=no", "label_free:kind=pca,features=0"
+
+    def best(of: str, k: int, column: str) -> float:
+        own = [row for row in rows if row["defense"] == of and row["k"] in ("0", str(k))]
+        return max(100 * float(row[column]) for row in own)
+
+    own = [best(defense, k, "mean") for k in (1, 5, 10)]
+    untrained = [best(defense, k, "baseline_pca") for k in (1, 5, 10)]
+    trained = [best(free, k, "mean") for k in (1, 5, 10)]
+    (goal,) = [row["measured"] for row in rows_of("goals.csv") if row["asked"].startswith("G7:")]
+    found = re.search(r"sees gradients: (.*?) below .*?, and (.*?) below", goal)
+    assert found is not None
+    assert_shows(re.sub(r" ± \S+\d", "", found[1]), less_than(own, untrained))
+    assert_shows(found[2], less_than(own, trained))
+    assert f"22 attacks it was {found[2].replace(', 6.5', ' and 6.5')} points" in (
+        RESULTS / "labels.md"
+    ).read_text(encoding="utf-8")
+
+
+def less_than(values: Sequence[float], references: Sequence[float]) -> list[float]:
+    """How far each value is below its reference."""
+    return [other - one for one, other in zip(values, references, strict=True)]
+
+
 def test_other_tops_on_label_free_bottoms():
     """The best top of each task, and those shown to be ahead, from rows by seed."""
     value = {

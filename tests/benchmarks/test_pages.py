@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import columns, frontier, leaderboard, trees_attacks
+from benchmarks import columns, frontier, labels, leaderboard, trees_attacks
 from benchmarks.pages import keep
-from vfl.core.errors import VFLError
+from vfl.core.errors import DataError, VFLError
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 STUDIES = {
@@ -38,3 +38,33 @@ def test_a_page_that_differs_is_refused(tmp_path):
     with pytest.raises(VFLError, match="differs from the stored results"):
         keep(page, "newer", check=True)
     assert page.read_text() == "new"
+
+
+def test_the_page_of_labels_is_what_its_rows_give(tmp_path):
+    assert labels.bench_labels(check=True, folder=RESULTS)
+    for file in RESULTS.glob("*.csv"):
+        shutil.copy(file, tmp_path)
+    shutil.copy(RESULTS / "labels.md", tmp_path)
+    changed = tmp_path / "labels_mnist_128.csv"
+    changed.write_text(changed.read_text().replace("0.9413", "0.9313"))
+    with pytest.raises(VFLError, match="differs from the stored results"):
+        labels.bench_labels(check=True, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("mnist none accuracy", "97.6"),
+        ("mnist potential:alpha=32 cost .2f", "4.88"),
+        ("mnist none fine_tuning 5 ±", "89.7 ± 2.5"),
+        ("mnist scratch fine_tuning 5", "66.9"),
+        ("labels_mnist.csv?attack=kmeans&defense=none#guess*100 .2f", "11.35"),
+    ],
+)
+def test_figures_of_the_page_of_labels(field, text):
+    assert labels.text_of(field, RESULTS) == text
+
+
+def test_a_figure_without_a_stored_row_is_refused():
+    with pytest.raises(DataError, match="this stored row does not exist"):
+        labels.text_of("mnist none fine_tuning 7", RESULTS)
