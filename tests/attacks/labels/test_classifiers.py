@@ -1,7 +1,5 @@
 """Classifiers of leaked rows against plain computations."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from vfl.attacks import make
 from vfl.attacks.labels.classifiers import as_scores
+from vfl.attacks.labels.composed import Task
 from vfl.attacks.labels.self_training import most_confident
 from vfl.core.seeds import generator
 
@@ -34,14 +33,14 @@ def test_the_nearest_mean_by_direction_and_by_place():
         ("cosine", lambda x, m: x @ m / np.linalg.norm(x) / np.linalg.norm(m)),
         ("euclid", lambda x, m: -np.linalg.norm(x - m)),
     ):
-        found = make(f"nearest_mean:measure={measure}").learn(*known(), CLASSES)(some)
+        found = make(f"nearest_mean:measure={measure}").learn(Task(*known(), CLASSES))(some)
         expected = [[score(x, mean) for mean in means()] for x in some.double().numpy()]
         assert np.allclose(found.numpy(), expected, atol=1e-5)
 
 
 def test_neighbours_vote_with_the_inverse_of_their_distance():
     some, (leaked, labels) = rows(20, "some"), known()
-    found = make("knn:neighbours=4").learn(leaked, labels, CLASSES)(some).numpy()
+    found = make("knn:neighbours=4").learn(Task(leaked, labels, CLASSES))(some).numpy()
     for x, votes in zip(some.double().numpy(), found, strict=True):
         distance = np.linalg.norm(leaked.double().numpy() - x, axis=1)
         near = np.argsort(distance)[:4]
@@ -71,7 +70,7 @@ def test_a_discriminant_without_further_rows_is_the_plain_one():
     leaked[:, 0] += labels
     plain = LinearDiscriminantAnalysis(solver="lsqr").fit(leaked.numpy(), labels.numpy())
     some = rows(200, "some")
-    found = make("discriminant:scaler=none").learn(leaked, labels, CLASSES)(some).argmax(1)
+    found = make("discriminant:scaler=none").learn(Task(leaked, labels, CLASSES))(some).argmax(1)
     assert np.mean(found.numpy() == plain.predict(some.numpy())) > 0.97
 
 
@@ -81,9 +80,9 @@ def test_a_shrunken_discriminant_is_that_of_scikit_learn():
     plain = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.4)
     plain.fit(leaked.numpy(), labels.numpy())
     some = rows(200, "some")
-    task = SimpleNamespace(further=lambda: some)
+    task = Task(leaked, labels, CLASSES, scaled=lambda: some)
     made = make("discriminant:shrink=0.4,weight=0")
-    found = made.learn(leaked, labels, CLASSES, task=task)(some).softmax(1)
+    found = made.learn(task)(some).softmax(1)
     assert np.allclose(found, plain.predict_proba(some.numpy()), atol=0.01)
 
 
@@ -91,10 +90,9 @@ def test_unlabelled_rows_of_less_weight_move_a_discriminant_less():
     """All unlabelled rows lie beside the leaked ones."""
     leaked, labels = rows(60, "leaked"), torch.arange(60) % 2
     leaked[:, 0] += 3 * labels
-    task = SimpleNamespace(further=lambda: rows(600, "some") + 1)
+    task = Task(leaked, labels, 2, scaled=lambda: rows(600, "some") + 1)
     found = {
-        weight: make(f"discriminant:weight={weight}").learn(leaked, labels, 2, task=task)(leaked)
-        for weight in (0, 0.01, 1)
+        weight: make(f"discriminant:weight={weight}").learn(task)(leaked) for weight in (0, 0.01, 1)
     }
     near, far = ((found[one] - found[0]).abs().mean() for one in (0.01, 1))
     assert 0 < near < far / 3
@@ -104,8 +102,8 @@ def test_further_rows_show_a_discriminant_where_the_classes_lie_apart():
     """In a direction of little variance, which two leaked rows of each class do not show."""
     some, labels = rows(600, "some") * 5, torch.arange(600) % 2
     some[:, 3] = some[:, 3] / 50 + labels - 0.5
-    task = SimpleNamespace(further=lambda: some[4:])
-    found = make("discriminant").learn(some[:4], labels[:4], 2, task=task)(some[4:]).argmax(1)
-    blind = make("logistic").learn(some[:4], labels[:4], 2)(some[4:]).argmax(1)
+    task = Task(some[:4], labels[:4], 2, scaled=lambda: some[4:])
+    found = make("discriminant").learn(task)(some[4:]).argmax(1)
+    blind = make("logistic").learn(task)(some[4:]).argmax(1)
     right, less = ((guess == labels[4:]).float().mean() for guess in (found, blind))
     assert right > 0.95 > less + 0.2

@@ -58,13 +58,11 @@ class NearestMean(Composed):
         super().__init__(**self.defaults | options)
         self.measure: Measure = measure
 
-    def learn(
-        self, rows: Tensor, labels: Tensor, classes: int,
-        weights: Tensor | None = None, task: Task | None = None,
-    ) -> Predict:  # fmt: skip
-        counts = torch.ones(len(rows)) if weights is None else weights
-        means = torch.zeros(classes, rows.shape[1]).index_add_(0, labels, counts[:, None] * rows)
-        total = torch.zeros(classes).index_add_(0, labels, counts)
+    def learn(self, task: Task) -> Predict:
+        counts, width = task.counts(), task.rows.shape[1]
+        means = torch.zeros(task.classes, width)
+        means.index_add_(0, task.labels, counts[:, None] * task.rows)
+        total = torch.zeros(task.classes).index_add_(0, task.labels, counts)
         means /= torch.where(total > 0, total, 1.0)[:, None]
         if self.measure == "euclid":
             return lambda some: -torch.cdist(some, means)
@@ -90,18 +88,12 @@ class KNN(Composed):
         super().__init__(**self.defaults | options)
         self.neighbours = neighbours
 
-    def learn(
-        self, rows: Tensor, labels: Tensor, classes: int,
-        weights: Tensor | None = None, task: Task | None = None,
-    ) -> Predict:  # fmt: skip
-        votes = one_hot(labels, classes).float()
-        if weights is not None:
-            votes = votes * weights[:, None]
+    def learn(self, task: Task) -> Predict:
+        votes = one_hot(task.labels, task.classes) * task.counts()[:, None]
+        neighbours = min(self.neighbours, len(task.rows))
 
         def predict(some: Tensor) -> Tensor:
-            distance, near = torch.cdist(some, rows).topk(
-                min(self.neighbours, len(rows)), dim=1, largest=False
-            )
+            distance, near = torch.cdist(some, task.rows).topk(neighbours, dim=1, largest=False)
             say = 1 / distance.clamp_min(1e-12)
             return (say / say.sum(1, keepdim=True))[:, None, :].matmul(votes[near])[:, 0]
 
@@ -147,13 +139,9 @@ class Logistic(Penalised):
         super().__init__(**options)
         self.held_back = held_back
 
-    def learn(
-        self, rows: Tensor, labels: Tensor, classes: int,
-        weights: Tensor | None = None, task: Task | None = None,
-    ) -> Predict:  # fmt: skip
-        taught = task is not None and task.taught
-        strength = self.held_back if taught else self.strength
-        return fit_logistic(rows, labels, classes, strength, weights)
+    def learn(self, task: Task) -> Predict:
+        strength = self.held_back if task.taught else self.strength
+        return fit_logistic(task.rows, task.labels, task.classes, strength, task.weights)
 
 
 def fit_logistic(
@@ -190,18 +178,16 @@ class SVM(Penalised):
         options: `strength`, and the options of all composed attacks; see `Composed`.
     """
 
-    def learn(
-        self, rows: Tensor, labels: Tensor, classes: int,
-        weights: Tensor | None = None, task: Task | None = None,
-    ) -> Predict:  # fmt: skip
+    def learn(self, task: Task) -> Predict:
         from sklearn.svm import SVC
 
         # The fit is deterministic; scikit-learn still takes a seed from numpy's global generator if
         # none is given.
         model = SVC(C=self.strength, kernel="rbf", gamma="scale", random_state=0)
-        model.fit(rows.numpy(), labels.numpy(), None if weights is None else weights.numpy())
+        weights = None if task.weights is None else task.weights.numpy()
+        model.fit(task.rows.numpy(), task.labels.numpy(), weights)
         return lambda some: as_scores(
-            model.decision_function(some.numpy()), model.classes_, classes
+            model.decision_function(some.numpy()), model.classes_, task.classes
         )
 
 
@@ -216,17 +202,14 @@ class Ridge(Penalised):
         options: `strength`, and the options of all composed attacks; see `Composed`.
     """
 
-    def learn(
-        self, rows: Tensor, labels: Tensor, classes: int,
-        weights: Tensor | None = None, task: Task | None = None,
-    ) -> Predict:  # fmt: skip
+    def learn(self, task: Task) -> Predict:
+        rows, labels, classes = task.rows, task.labels, task.classes
         gamma = 1 / (rows.shape[1] * rows.var(unbiased=False).clamp_min(1e-12))
-        counts = torch.ones(len(rows)) if weights is None else weights
 
         def kernel(some: Tensor) -> Tensor:
             return torch.exp(-gamma * torch.cdist(some, rows).square())
 
-        penalty = torch.diag(1 / (self.strength * counts))
+        penalty = torch.diag(1 / (self.strength * task.counts()))
         wanted = one_hot(labels, classes).float() - labels.bincount(minlength=classes) / len(labels)
         solved = torch.linalg.solve((kernel(rows) + penalty).double(), wanted.double()).float()
         return lambda some: kernel(some) @ solved
@@ -250,19 +233,17 @@ class Trees(Composed):
         super().__init__(**self.defaults | options)
         self.steps = steps
 
-    def learn(
-        self, rows: Tensor, labels: Tensor, classes: int,
-        weights: Tensor | None = None, task: Task | None = None,
-    ) -> Predict:  # fmt: skip
+    def learn(self, task: Task) -> Predict:
         from sklearn.ensemble import HistGradientBoostingClassifier
 
-        least = max(1, min(20, len(rows) // (4 * classes)))
+        least = max(1, min(20, len(task.rows) // (4 * task.classes)))
         model = HistGradientBoostingClassifier(
             max_iter=self.steps, min_samples_leaf=least, early_stopping=False, random_state=0
         )
-        model.fit(rows.numpy(), labels.numpy(), None if weights is None else weights.numpy())
+        weights = None if task.weights is None else task.weights.numpy()
+        model.fit(task.rows.numpy(), task.labels.numpy(), weights)
         return lambda some: as_scores(
-            np.log(model.predict_proba(some.numpy()).clip(1e-12)), model.classes_, classes
+            np.log(model.predict_proba(some.numpy()).clip(1e-12)), model.classes_, task.classes
         )
 
 
@@ -306,18 +287,15 @@ class Discriminant(Composed):
         super().__init__(**self.defaults | options)
         self.steps, self.columns, self.weight, self.shrink = steps, columns, weight, shrink
 
-    def learn(
-        self, rows: Tensor, labels: Tensor, classes: int,
-        weights: Tensor | None = None, task: Task | None = None,
-    ) -> Predict:  # fmt: skip
-        further = rows[:0] if task is None or not self.weight else task.further()
+    def learn(self, task: Task) -> Predict:
+        rows, classes = task.rows, task.classes
+        further = task.further() if self.weight else rows[:0]
         every = torch.cat([rows, further]).double()
         turn = None
         if every.shape[1] > self.columns:
             turn = principal(every)[2][:, : self.columns]
             every = every @ turn
-        counts = torch.ones(len(rows)) if weights is None else weights
-        known = one_hot(labels, classes).double() * counts[:, None]
+        known = one_hot(task.labels, classes).double() * task.counts()[:, None]
         present = known.sum(0) > 0
         shares = torch.cat([known, torch.zeros(len(further), classes, dtype=torch.float64)])
         apart = torch.eye(every.shape[1], dtype=torch.float64)
@@ -393,32 +371,31 @@ class MLP(Composed):
         if recipe:
             self.needs |= {Grant.TOP_RECIPE}
 
-    def learn(
-        self, rows: Tensor, labels: Tensor, classes: int,
-        weights: Tensor | None = None, task: Task | None = None,
-    ) -> Predict:  # fmt: skip
-        assert task is not None
+    def learn(self, task: Task) -> Predict:
+        assert task.draw is not None
         with scoped(key_of(task.draw)):
-            network = self._network(task, rows.shape[1], classes)
-        if isinstance(network, nn.Linear) and not task.taught and weights is None:
+            network = self._network(task)
+        rows, labels = task.rows, task.labels
+        if isinstance(network, nn.Linear) and not task.taught and task.weights is None:
             start_at_means(network, rows, labels)
-        if weights is not None:
-            twice = weights > 1
+        if task.weights is not None:
+            twice = task.weights > 1
             rows, labels = torch.cat([rows, rows[twice]]), torch.cat([labels, labels[twice]])
         if self.unlabelled == "mixmatch":
-            further = task.further()
-            fit_mixmatch(network, rows, labels, further, classes, self.steps, self.learning_rate,
-                         task.draw)  # fmt: skip
+            fit_mixmatch(network, rows, labels, task.further(), task.classes, self.steps,
+                         self.learning_rate, task.draw)  # fmt: skip
         else:
             loss = robust_loss if self.loss == "robust" else None
             fit(network, rows, labels, self.steps, self.learning_rate, task.draw,
                 batch=self.batch, loss=loss)  # fmt: skip
         return lambda some: through(network, some)
 
-    def _network(self, task: Task, width: int, classes: int) -> nn.Module:
+    def _network(self, task: Task) -> nn.Module:
+        width, last = task.rows.shape[1], task.classes
         if self.recipe:
+            assert task.view is not None
             return task.view.new_top(width)
-        return nn.Sequential(nn.Linear(width, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, classes))
+        return nn.Sequential(nn.Linear(width, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, last))
 
 
 def robust_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -507,9 +484,5 @@ class TeacherStudent(Logistic):
         if self._network is not None:
             self.needs |= self._network.needs - {Grant.CUTS}
 
-    def learn(
-        self, rows: Tensor, labels: Tensor, classes: int,
-        weights: Tensor | None = None, task: Task | None = None,
-    ) -> Predict:  # fmt: skip
-        student = super().learn if self._network is None else self._network.learn
-        return student(rows, labels, classes, weights, task)
+    def learn(self, task: Task) -> Predict:
+        return super().learn(task) if self._network is None else self._network.learn(task)

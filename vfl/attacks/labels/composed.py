@@ -20,6 +20,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -94,19 +95,36 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A learner's inputs besides the features and labels of leaked rows.
+    """A learner's inputs.
 
     Attributes:
-        view: the attacker's view, which provides model architectures.
-        draw: generator from which the learner draws all random numbers.
-        further: function that returns the scaled features of the unlabelled rows.
+        rows: scaled features of the labelled rows, axes (rows, features).
+        labels: labels of these rows, int64, axes (rows,).
+        classes: number of classes.
+        weights: weight of each row, 1 or 2; None gives all rows the same weight.
         taught: whether a teacher guessed most of the labels, so that some are wrong.
+        scaled: function that returns the scaled features of the unlabelled rows; None if the
+            learner has no unlabelled rows.
+        view: the attacker's view, which provides model architectures; None in tests.
+        draw: generator from which the learner draws all random numbers; None in tests.
     """
 
-    view: View
-    draw: torch.Generator
-    further: Callable[[], Tensor]
+    rows: Tensor
+    labels: Tensor
+    classes: int
+    weights: Tensor | None = None
     taught: bool = False
+    scaled: Callable[[], Tensor] | None = None
+    view: View | None = None
+    draw: torch.Generator | None = None
+
+    def further(self) -> Tensor:
+        """Return the scaled features of the unlabelled rows, axes (rows, features)."""
+        return self.rows[:0] if self.scaled is None else self.scaled()
+
+    def counts(self) -> Tensor:
+        """Return the weight of each labelled row, axes (rows,)."""
+        return torch.ones(len(self.rows)) if self.weights is None else self.weights
 
 
 class Composed(Attack):
@@ -209,23 +227,8 @@ class Composed(Attack):
         cls.__signature__ = inspect.Signature(listed_all)  # type: ignore[attr-defined]
 
     @abstractmethod
-    def learn(
-        self,
-        rows: Tensor,
-        labels: Tensor,
-        classes: int,
-        weights: Tensor | None = None,
-        task: Task | None = None,
-    ) -> Predict:
-        """Train on labelled rows, and return a function that scores other rows.
-
-        Args:
-            rows: scaled features of the rows, axes (rows, features).
-            labels: labels of the rows, int64, axes (rows,).
-            classes: number of classes.
-            weights: weight of each row, 1 or 2; None gives all rows the same weight.
-            task: further data of the attack; None in tests.
-        """
+    def learn(self, task: Task) -> Predict:
+        """Train on the labelled rows of a task; return a function that scores other rows."""
 
     @property
     def all_layers(self) -> list[Layer]:
@@ -236,13 +239,13 @@ class Composed(Attack):
     def run(self, view: View, draw: torch.Generator) -> Tensor:
         return self.answer(Seen.of(view, self.all_layers), view, draw)
 
-    def _learn_from(self, scores: Tensor, seen: Seen, known: Tensor, task: Task) -> Predict:
+    def _learn_from(self, scores: Tensor, task: Task) -> Predict:
         """Train on the leaked rows and on those rows about which a teacher is most confident."""
-        sure = most_confident(scores, self.share, leaked_of_each(seen.labels, seen.classes))
-        rows = torch.cat([known, task.further()[sure]])
-        labels = torch.cat([seen.labels, scores[sure].argmax(1)])
-        counts = torch.ones(len(rows))
-        return self.learn(rows, labels, seen.classes, counts, replace(task, taught=True))
+        sure = most_confident(scores, self.share, leaked_of_each(task.labels, task.classes))
+        rows = torch.cat([task.rows, task.further()[sure]])
+        labels = torch.cat([task.labels, scores[sure].argmax(1)])
+        weights = torch.ones(len(rows))
+        return self.learn(replace(task, rows=rows, labels=labels, weights=weights, taught=True))
 
     def answer(self, seen: Seen, view: View, draw: torch.Generator) -> Tensor:
         """Return the scores of the targets, axes (targets, classes), from features that were read.
@@ -262,28 +265,26 @@ class Composed(Attack):
             found = {layer: seen.further(layer) for layer in looks[number]}
             return scales[number](found)
 
-        known = [scale(seen.known) for scale in scales]
         tasks = [
-            Task(view, draw, lambda number=number: further(number))  # type: ignore[misc]
-            for number in range(len(looks))
-        ]
+            Task(
+                scale(seen.known), seen.labels, seen.classes,
+                scaled=partial(further, number), view=view, draw=draw,
+            )
+            for number, scale in enumerate(scales)
+        ]  # fmt: skip
         if self.teacher is None:
-            found = [
-                self.learn(rows, seen.labels, seen.classes, None, task)
-                for rows, task in zip(known, tasks, strict=True)
-            ]
+            found = [self.learn(task) for task in tasks]
         else:
             scores = _taught(self.teacher, seen, view, draw)
-            pairs = zip(known, tasks, strict=True)
-            found = [self._learn_from(scores, seen, rows, task) for rows, task in pairs]
+            found = [self._learn_from(scores, task) for task in tasks]
         for _ in range(self.rounds if self.unlabelled in ("self_training", "co_training") else 0):
             guesses = [one(task.further()) for one, task in zip(found, tasks, strict=True)]
             for number, task in enumerate(tasks):
-                rows, labels, counts = taught_rows(
-                    known[number], seen.labels, task.further(), guesses[number - 1],
+                rows, labels, weights = taught_rows(
+                    task.rows, task.labels, task.further(), guesses[number - 1],
                     0.5 if self.teacher is not None else self.share, self.every,
                 )  # fmt: skip
-                found[number] = self.learn(rows, labels, seen.classes, counts, task)
+                found[number] = self.learn(replace(task, rows=rows, labels=labels, weights=weights))
         answers = [one(scale(seen.targets)) for one, scale in zip(found, scales, strict=True)]
         if len(answers) == 1:
             return answers[0]

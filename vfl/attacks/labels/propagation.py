@@ -156,17 +156,15 @@ class LabelPropagation(Composed):
         self.neighbours = neighbours
         self.spread = spread
 
-    def learn(
-        self, rows: Tensor, labels: Tensor, classes: int,
-        weights: Tensor | None = None, task: Task | None = None,
-    ) -> Predict:  # fmt: skip
-        further = rows[:0] if task is None else task.further()
+    def learn(self, task: Task) -> Predict:
+        rows, further = task.rows, task.further()
 
         def predict(some: Tensor) -> Tensor:
             groups = [rows, some] if torch.equal(further, some) else [rows, further, some]
             found = propagate(
-                torch.cat(groups), labels, classes, self.neighbours, self.spread, weights
-            )[-len(some) :].clamp_min(_LEAST)
+                torch.cat(groups), task.labels, task.classes,
+                self.neighbours, self.spread, task.weights,
+            )[-len(some) :].clamp_min(_LEAST)  # fmt: skip
             return (found / found.sum(1, keepdim=True)).log()
 
         return predict
