@@ -142,7 +142,6 @@ def _run_superlink(label: LabelFolder) -> None:
 
 
 def _follow_superlink(label: LabelFolder, supervise: Callable[[], None]) -> NoReturn:
-    from vfl.config import read_party_file
     from vfl.federation import deployment
 
     service, tend = deployment.start_superlink(label), _tender(label)
@@ -152,8 +151,7 @@ def _follow_superlink(label: LabelFolder, supervise: Callable[[], None]) -> NoRe
         say(f"the SuperLink listens on {address}; new keys: {', '.join(new) or 'none'}")
         _say_waiting(label, new)
         files = {name: label.certificates / name for name in ("ca.pem", "server.pem")}
-        party = read_party_file(label.party_file)
-        with _monitored(party, files, lambda: service.alive):
+        with _monitored(label.party(), files, lambda: service.alive):
             _follow(service, supervise, tend)
         raise LostPeerError(
             f"{service.name} ended",

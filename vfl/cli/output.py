@@ -65,12 +65,11 @@ def newest_run(path: Path) -> Path:
     """Return the run folder at a path, or the last successful run of the project at the path."""
     if (path / "run.json").exists():
         return path
-    from vfl.config import read_party_file
     from vfl.core.errors import RunFolderError
     from vfl.federation.project import LabelFolder
 
     try:
-        runs = read_party_file(LabelFolder.find(path).party_file).store_path / "runs"
+        runs = LabelFolder.find(path).runs_path
     except RunFolderError:
         return path  # the command itself reports that the run is missing
     ended = list(runs.glob("*/summary.json"))

@@ -127,10 +127,9 @@ def serve(
     given = {name: value for name, value in options.items() if value is not None}
     folder = RunFolder.open(run)
     if folder.mode == "federated":
-        from vfl.config import read_party_file
         from vfl.training import federated
 
-        label = read_party_file(federated.label_folder_of(folder.path).party_file)
+        label = federated.label_folder_of(folder.path).party()
         front.settings_file(folder.path, front.settings_of(label, given))
         _on_the_federation(folder.path)
         return
@@ -226,12 +225,12 @@ def _clients_of(path: Path) -> tuple[Path, str]:
     if not path.is_dir():
         party = read_party_file(path)
     elif not (path / "run.json").exists():
-        party = read_party_file(LabelFolder.find(path).party_file)
+        party = LabelFolder.find(path).party()
     else:
         run = RunFolder.open(path)
         if run.mode != "federated":
             return run.path / FOLDER, run.experiment().label.party
-        party = read_party_file(label_folder_of(run.path).party_file)
+        party = label_folder_of(run.path).party()
     return party.store_path / FOLDER, party.party
 
 

@@ -176,7 +176,6 @@ def train(
 
 def _compare_with_label_party(run: Path) -> None:
     """Measure the metrics of a model of only the label party's own columns, for a project."""
-    from vfl.config import read_party_file
     from vfl.config.run_folder import RunFolder
     from vfl.experiments.value import label_alone
     from vfl.session import Terms
@@ -186,7 +185,7 @@ def _compare_with_label_party(run: Path) -> None:
     folder = RunFolder(run)
     experiment = folder.experiment()
     try:
-        party = read_party_file(label_folder_of(run).party_file)
+        party = label_folder_of(run).party()
         terms = Terms.of(experiment, "train", run.name)
         label_alone(folder, own_data(party, terms, experiment.label.task))
     except VFLError as problem:  # only reported, as the training itself has ended well
@@ -535,7 +534,6 @@ def on_the_federation(
         The run's folder.
     """
     label, experiment = project_of(project, settings)
-    from vfl.config import read_party_file
     from vfl.config.run_folder import new_run_name
     from vfl.experiments.plan import check_public
     from vfl.training import federated
@@ -543,7 +541,7 @@ def on_the_federation(
 
     with federated.simulation(label) if simulated else nullcontext():
         if not resume:
-            party = read_party_file(label.party_file)
+            party = label.party()
             check_public(experiment, label.locations(settings), party)
             if needs_alignment(experiment, party):
                 say("there is no alignment yet: finding the rows that all parties have")
@@ -563,7 +561,7 @@ def on_the_federation(
                 simulated=simulated,
             )
         except KeyboardInterrupt:
-            folder = read_party_file(label.party_file).run_path(name)
+            folder = label.party().run_path(name)
             if not simulated:
                 say(f"only this command has ended: the SuperLink continues the run in {folder}")
             raise

@@ -94,7 +94,7 @@ def of_project(label: LabelFolder, overrides: Sequence[str] = ()) -> dict[str, A
         UserError: a setting of the label party would stop a session.
     """
     experiment = label.experiment(overrides, specs.spec_mistakes)
-    party = read_party_file(label.party_file)
+    party = label.party()
     facts = check_public(experiment, label.locations(overrides), party)
     terms = Terms.of(experiment, "train", experiment.name)
     waiting = {}

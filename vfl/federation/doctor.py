@@ -120,7 +120,7 @@ def _feature_party(party: PartyFile) -> Iterator[Check]:
 
 
 def _label_party(label: LabelFolder) -> Iterator[Check]:
-    experiment, party = label.experiment(), read_party_file(label.party_file)
+    experiment, party = label.experiment(), label.party()
     federation = experiment.federation
     host, _ = parse_address(federation.superlink)
     ca, server = label.certificates / "ca.pem", label.certificates / "server.pem"

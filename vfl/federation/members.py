@@ -177,7 +177,7 @@ def remove(label: LabelFolder, name: str) -> Change:
         one.write()
     for key in label.keys.glob(f"{name}.pub"):
         key.unlink()
-    dropped, kept = _drop_positions(read_party_file(label.party_file), name)
+    dropped, kept = _drop_positions(label.party(), name)
     _note(label.party_file, "removed", name)
     done = [f"{name} is no longer part of the experiment, and vfl up withdraws its key"]
     if dropped or kept:
@@ -217,7 +217,7 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
     for one in (change, *trial):
         one.write()
     (label.keys / f"{old}.pub").unlink(missing_ok=True)
-    own_ledger(read_party_file(label.party_file)).witness.renamed(old, new)
+    own_ledger(label.party()).witness.renamed(old, new)
     _note(label.party_file, "renamed", old, new)
     then = [
         (new, f"vfl party rename {old} {new} {old}   # with vfl up stopped; then send {new}.pub"),

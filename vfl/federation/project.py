@@ -146,7 +146,16 @@ class LabelFolder:
             sweep(folder)
         sweep(self.path, {self.party_file.name, "ca.pem"})
         if self.party_file.exists():
-            tidy_store(read_party_file(self.party_file).store_path)
+            tidy_store(self.party().store_path)
+
+    def party(self) -> PartyFile:
+        """Read the label party's own file."""
+        return read_party_file(self.party_file)
+
+    @property
+    def runs_path(self) -> Path:
+        """Folder of the project's runs, in the label party's store."""
+        return self.party().store_path / "runs"
 
     def experiment(
         self, overrides: Sequence[str] = (), more: MoreMistakes | None = None

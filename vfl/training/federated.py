@@ -12,7 +12,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from vfl.config import read_party_file
 from vfl.config.run_folder import PROGRESS, locked_for, next_evaluation
 from vfl.core.errors import (
     LostPeerError,
@@ -135,7 +134,7 @@ def run_session(
     Raises:
         VFLError: the session failed; the error is the one that the failing party reported.
     """
-    path = read_party_file(folder.party_file).run_path(run)
+    path = folder.party().run_path(run)
     outcomes = OUTCOMES | {name: one.outcome for name, one in modes().items()}
     outcome = next_evaluation(path) if mode == "evaluate" else path / outcomes[mode]
     failure = path / "failure.json"

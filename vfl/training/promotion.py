@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vfl.config import read_party_file
 from vfl.config.run_folder import RunFolder
 from vfl.core.errors import LostPeerError, UserError, VFLError, read_record
 from vfl.core.processes import looks
@@ -155,7 +154,7 @@ def runs_of(path: Path) -> Path:
     """
     if any(path.glob("*/run.json")):
         return path.resolve()
-    return read_party_file(LabelFolder.find(path).party_file).store_path / "runs"
+    return LabelFolder.find(path).runs_path
 
 
 @contextmanager

@@ -534,11 +534,7 @@ def evaluate(
     with locked(folder.path):
         session = trained(folder, data, "evaluate", device, tell, explained=explained).run()
         _keep_explained(folder, session, data)
-        digest, path = session.weights_digest(), str(folder.path)
-        summary = summarise(session.label, digest, path, session.terms)
-        summary |= accounts_of(session)
-        folder.evaluated(summary)
-    return summary
+        return _keep_evaluation(folder, session)
 
 
 def evaluate_together(
@@ -589,12 +585,21 @@ def evaluate_together(
         }
         with locked(folder.path):
             session = trained(folder, rows, "evaluate", device, tell).run()
-            digest, path = session.weights_digest(), str(folder.path)
-            summary = summarise(session.label, digest, path, session.terms) | accounts_of(session)
-            summary |= {"common_rows": len(test), "beside": names}
-            folder.evaluated(summary)
-        found.append(summary)
+            found.append(
+                _keep_evaluation(folder, session, {"common_rows": len(test), "beside": names})
+            )
     return found
+
+
+def _keep_evaluation(
+    folder: RunFolder, session: AnySession, more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Store and return the metrics of an evaluation, with further entries."""
+    digest, path = session.weights_digest(), str(folder.path)
+    summary = summarise(session.label, digest, path, session.terms)
+    summary |= accounts_of(session) | dict(more or {})
+    folder.evaluated(summary)
+    return summary
 
 
 def _keep_explained(folder: RunFolder, session: AnySession, data: Mapping[str, PartyData]) -> None:

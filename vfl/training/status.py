@@ -209,7 +209,7 @@ def project_status(folder: LabelFolder) -> ProjectStatus:
         superlink: str | None = folder.experiment().federation.superlink
     except LostPeerError:
         parties, superlink = {}, None
-    stored = read_party_file(folder.party_file).store_path / "runs"
+    stored = folder.runs_path
     found = sorted(stored.glob("*/run.json"), key=lambda head: head.stat().st_mtime_ns)
     standing = {*promoted_runs(stored)[-1:], *(one.run for one in services_of(stored))}
     shown = [head for head in found if head in found[-_RUNS:] or head.parent.name in standing]
@@ -253,7 +253,7 @@ def _before_sessions(
 ) -> tuple[str, ...]:
     """Return the commands needed before a session: set a table, exchange keys, connect parties."""
     project = _quoted(folder.path)
-    if not has_table(read_party_file(folder.party_file)):
+    if not has_table(folder.party()):
         return (f"vfl join {project} --table TABLE",)
     experiment = folder.experiment()
     apart = {third_party(experiment), experiment.middle and experiment.middle.party}
@@ -283,7 +283,7 @@ def _sessions(folder: LabelFolder, runs: Sequence[RunStatus]) -> tuple[str, ...]
     newest = runs[0] if runs else None
     if newest is not None and newest.exit_code == AT_WORK:
         return newest.then
-    if needs_alignment(folder.experiment(), read_party_file(folder.party_file)):
+    if needs_alignment(folder.experiment(), folder.party()):
         return (f"vfl align {project}",)
     trained = next((run for run in runs if not _only_aligned(run)), None)
     if trained is None:
