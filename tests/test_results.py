@@ -133,6 +133,11 @@ COPIES = [
         "value_tables.csv",
     ),
     ("## What protection costs", "trained", "value_protection.csv"),
+    ("# The speed of private set intersection", "system", "psi.csv"),
+    ("# Training on a graphics card", "network (rows of a batch,", "gpu_steps.csv"),
+    ("# Shared first layers: attacks, rounding and cost", "a step", "secure_layer_steps.csv"),
+    ("# Scorecards: accuracy and time", "table", "scorecard.csv"),
+    ("## With secure sums", "table", "scorecard_shared.csv"),
 ]  # fmt: skip
 
 
@@ -145,6 +150,70 @@ def test_rows_of_a_table_are_rows_of_its_file(heading, first, name):
     for row, *cells in [[cell.replace("`", "") for cell in each] for each in table]:
         chosen = [each for each in stored if each[0] == row] or stored
         assert any(all(cell in left for cell in cells) for left in map(iter, chosen)), (row, cells)
+
+
+#: Files of figures that were printed by a command, at a commit, on a day.
+PRINTED = (
+    "gpu_products.csv", "gpu_steps.csv", "psi.csv", "roles_labels.csv", "roles_middle.csv",
+    "scorecard.csv", "scorecard_shared.csv", "secure_layer_attacks.csv", "secure_layer_steps.csv",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_printed_figures_have_their_command_commit_and_day(name):
+    for row in rows_of(name):
+        assert re.search(r"python -m benchmarks\.\w+|pytest -s tests/\w+\.py", row["command"])
+        assert re.fullmatch(r"[0-9a-f]{7,8}", row["commit"])
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"])
+
+
+@pytest.mark.parametrize(
+    ("heading", "first", "name"),
+    [
+        (
+            "# Leakage of a party in the middle and of several label parties", "defense",
+            "roles_middle.csv",
+        ),
+        ("## Several label parties", "session", "roles_labels.csv"),
+    ],
+)  # fmt: skip
+def test_figures_of_roles(heading, first, name):
+    """Each cell is the stored figure, rounded."""
+    table, stored = table_of(heading, first), rows_of(name)
+    assert len(table) == len(stored)
+    for (named, *cells), row in zip(table, stored, strict=True):
+        own, *values = row.values()
+        assert named.strip("`") == own
+        for cell, value in zip(cells, values, strict=False):
+            assert_shows(cell, [float(value)])
+
+
+def test_figures_of_shared_layers_and_of_the_card_in_sentences():
+    shared, card = (
+        (RESULTS / f"{page}.md").read_text(encoding="utf-8") for page in ("secure_layer", "gpu")
+    )
+    attacks = {(row["dealer"], row["attack"]): row for row in rows_of("secure_layer_attacks.csv")}
+    for (_, attack), row in attacks.items():
+        if attack == "logistic":
+            assert (
+                f"{row['plain']} behind the bottom of ordinary training, {row['messages']} with "
+            ) in shared
+            assert (
+                f" messages, {row['untrained']} behind untrained bottoms and {row['scratch']} from "
+            ) in shared
+    of = attacks["label party", "logistic regression on training rows' gradients"]
+    assert f"{of['plain']} in ordinary training and {of['messages']} with" in shared
+    assert f"(guess {of['guess']}," in shared
+    products = [row for row in rows_of("gpu_products.csv") if row["what"].startswith("product")]
+    for place, where in (("card", "on the card"), ("processor", "")):
+        *some, last = (f"{float(row[f'{place}_ms']):,g}" for row in products)
+        assert f"take {', '.join(some)} and {last} ms {where}".strip() in card
+    cuts = [row for row in rows_of("gpu_products.csv") if row["what"].startswith("cut")]
+    told = card.rpartition("Coding and decoding")[2].partition("numbers takes")[2]
+    assert_shows(
+        re.sub(r"4-bit", "", told),
+        [float(row[f"{place}_ms"]) for row in cuts for place in ("card", "processor")],
+    )
 
 
 def test_whose_noise():
@@ -457,7 +526,7 @@ def test_the_margins_of_the_seventh_goal_of_labels():
 
 
 def less_than(values: Sequence[float], references: Sequence[float]) -> list[float]:
-    """How far each value is below its reference."""
+    """Differences of references and values."""
     return [other - one for one, other in zip(values, references, strict=True)]
 
 
