@@ -9,19 +9,19 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vfl.clients.alignment import take_part_in_alignment
 from vfl.clients.feature_party import FeatureParty, bottom_step
 from vfl.clients.middle_party import MiddleParty
-from vfl.clients.serving import ServedMiddle, ServedParty
+from vfl.clients.serving import Answering, ServedMiddle, ServedParty
 from vfl.clients.whole_network import WholeNetworkParty
 from vfl.config import PartyFile, read_party_file
 from vfl.config.run_folder import locked_for, next_evaluation
 from vfl.core.errors import DisagreementError, ProtocolError
 from vfl.core.frame import Kind, Link
-from vfl.core.seeds import Secret
 from vfl.core.storage import locked, private_folder, weights_digest, write_json
 from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData, Split
@@ -53,7 +53,7 @@ from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import FRONTS
 from vfl.session.label.summary import test_figures, write_predictions
 from vfl.session.ranks.machines import further_ranks
-from vfl.session.ranks.processes import FurtherRanks, Order, device_of
+from vfl.session.ranks.processes import FurtherRanks, Order, device_of, own_of_rank
 from vfl.session.relay import Askers, PairSeals, PolledPair, SealedLinks
 from vfl.session.secure_mode import FeatureRound, HelperRound, Layers
 from vfl.session.serving import Requests, own_rate, require_servable
@@ -130,11 +130,7 @@ def play_rank(order: Order) -> None:
     limits = frame_limits(terms, party.party, data.split)
     with attached(message, introduction, limits) as stream:
         link = Observed(stream, party.party, "feature", [meter])
-        device = device_of(party.device, order.local_rank)
-        # No random number of this rank depends on its own secret: weights come from rank 0, and
-        # settings that draw random numbers are refused.
-        ranks = order.join_group(device, data)
-        own = Own(Secret.fresh(), device=device, ranks=ranks, augment=own_augment(party, data))
+        own = own_of_rank(order, party, data)
         feature = FeatureParty(data, terms, link, own, bottom=party.bottom)
         feature.resume(message.start, ())
         followed = feature.stopping.follow(rules.schedule(terms, data.split, message.start))
@@ -278,8 +274,7 @@ class _PartySession:
         weights = self._weights()
         middle = MiddleParty(terms, links.others, links.direct, own, weights=weights)
         if terms.mode == "serve":
-            requests = Requests(split.test, self.party.consent, meter, own_rate(self.party))
-            ServedMiddle(middle, requests).run(self.say)
+            ServedMiddle(middle, self._requests(split.test, meter)).run(self.say)
             return self._conclude(middle.weights_digest(), links.direct)
         meter.most = most_of_an_epoch(terms, split, limits_of_links(terms, self.name, split))
         middle.resume(start)
@@ -435,13 +430,7 @@ class _PartySession:
         if self.mode.needs_keys:
             self._agree_on_keys(feature.end)
         if terms.mode == "serve":
-            requests = Requests(data.asked, self.party.consent, meter, own_rate(self.party))
-            drift = self.folder.drift()
-            try:
-                askers = 1 + len(terms.serving)
-                ServedParty(feature, requests, drift, askers).run(self.say)
-            finally:
-                self.folder.save_served(drift)
+            self._serve(feature, self._requests(data.asked, meter))
             return self._conclude(feature.weights_digest(), direct)
         limits = self._limits()
         if (layers := feature.end.layers) is not None:  # the sizes of frames are known only now
@@ -466,6 +455,18 @@ class _PartySession:
         if terms.mode == "predict":
             self.folder.save_predicted(data)
         return self._conclude(feature.weights_digest(), direct)
+
+    def _requests(self, rows: np.ndarray, meter: Meter) -> Requests:
+        """Return the object that checks and counts requests for these rows."""
+        return Requests(rows, self.party.consent, meter, own_rate(self.party))
+
+    def _serve(self, party: Answering, requests: Requests) -> None:
+        """Let a party answer requests until the service ends; store the drift of queried rows."""
+        drift, askers = self.folder.drift(), 1 + len(self.terms.serving)
+        try:
+            ServedParty(party, requests, drift, askers).run(self.say)
+        finally:
+            self.folder.save_served(drift)
 
     def _conclude(self, weights_sha256: str, link: Link) -> PartyReport:
         """Send this party's report; wait until the label party has all parties' reports."""
@@ -509,12 +510,7 @@ class _PartySession:
         if self.terms.mode == "serve":
             assert split is not None, "a party without rows answers no requests"
             whole.get_ready()
-            drift = folder.drift()
-            requests = Requests(split.test, consent, meter, own_rate(self.party))
-            try:
-                ServedParty(whole, requests, drift).run(self.say)
-            finally:
-                folder.save_served(drift)
+            self._serve(whole, self._requests(split.test, meter))
             return self._conclude(whole.weights_digest(), link)
 
         def keep() -> None:

@@ -6,7 +6,7 @@ All parties compute a split without labels identically.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,18 +16,22 @@ from vfl.datasets.on_disk import DiskArray, OnDisk
 from vfl.datasets.table import spaced
 
 
+def _no_rows() -> np.ndarray:
+    return np.empty(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Positions of the training, validation and test rows; ascending, int64, no row in two parts.
 
     Attributes:
         train, validation, test: positions among the aligned rows, axes (rows of the part,); a part
-            may be empty.
+            may be empty, and is empty by default.
     """
 
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
+    train: np.ndarray = field(default_factory=_no_rows)
+    validation: np.ndarray = field(default_factory=_no_rows)
+    test: np.ndarray = field(default_factory=_no_rows)
 
     def __repr__(self) -> str:
         return (

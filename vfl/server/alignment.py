@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from flwr.serverapp import Grid
 
 from vfl.config import Experiment, PartyFile
@@ -45,8 +44,7 @@ def run_alignment(
     """
     check_alignment(terms, party.party, party.consent)
     own, ledger = OwnAlignment(party, terms), Ledger()
-    nothing = np.empty(0, dtype=np.int64)
-    rowless = PartyData(party.party, None, None, None, Split(nothing, nothing, nothing), b"")
+    rowless = PartyData(party.party, None, None, None, Split(), b"")
     settings = experiment.federation
 
     def tell(report: ProgressReport) -> None:

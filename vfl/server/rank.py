@@ -15,16 +15,14 @@ from typing import Any
 from vfl.config import Experiment, FederationSettings, LabelSettings, PartyFile, read_party_file
 from vfl.core.errors import DisagreementError
 from vfl.core.frame import Frame, Kind
-from vfl.core.seeds import Secret
 from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData
 from vfl.session import Introduction, PartyReport, Terms, check_introduction, rules
 from vfl.session.consent import frame_limits
-from vfl.session.exchange import Own
 from vfl.session.handshake import RankStream, errors_reported
 from vfl.session.label.party import LabelParty, Objective, Records
-from vfl.session.ranks.processes import FurtherRanks, Order, device_of
-from vfl.session.store.party_folder import own_augment, own_data
+from vfl.session.ranks.processes import FurtherRanks, Order, own_of_rank
+from vfl.session.store.party_folder import own_data
 from vfl.session.store.session_ledger import Meter
 from vfl.transport import (
     Admission,
@@ -180,11 +178,7 @@ def _train(
         name: Observed(hub.link(name), name, "label", [ledger, meter])
         for name in rules.peers(terms)
     }
-    device = device_of(party.device, order.local_rank)
-    # No random number of this rank depends on its own secret: weights come from rank 0, and
-    # settings that draw random numbers are refused.
-    ranks = order.join_group(device, data)
-    own = Own(Secret.fresh(), device=device, ranks=ranks, augment=own_augment(party, data))
+    own = own_of_rank(order, party, data)
     objective, records = Objective.of(label, data.outputs), Records(ledger)
     one = LabelParty(data, terms, links, own, objective, records=records)
     one.resume(start)

@@ -213,8 +213,7 @@ class Terms(Settings):
             BadOptionError, TooFewRowsError: see `split_rows`.
         """
         if self.mode in ("predict", "serve"):
-            nothing = np.empty(0, dtype=np.int64)
-            return Split(nothing, nothing, np.arange(rows, dtype=np.int64))
+            return Split(test=np.arange(rows, dtype=np.int64))
         how = (self.seed, self.validation, self.test, None, self.train.split_rows)
         return split_rows(rows, *how)
 

@@ -266,10 +266,9 @@ def _half(run: Path, own: PartyFolder, bottom: str | None) -> _Half:
         raise shared_bottom_error(own.path.name)
     terms = terms.model_copy(update={"mode": "predict"})
     shape, name = own.shape(), own.path.name
-    nothing = np.zeros(0, dtype=np.int64)
     inputs = None if shape is None else torch.zeros(0, *shape)
     classes = own.classes()
-    data = PartyData(name, inputs, None, classes, Split(nothing, nothing, nothing), b"")
+    data = PartyData(name, inputs, None, classes, Split(), b"")
     mine = Own(Secret(secrets.token_bytes(32)))
     try:
         if name in label_parties(terms):

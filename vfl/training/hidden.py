@@ -175,8 +175,7 @@ def _read(experiment: Experiment, party: str, own: OwnTable, least: int) -> _Bro
     texts = read_ids(table, own.id_column, where)
     keys = normalise(texts, rules)
     check_unique(keys, lambda: [texts], where, rules)
-    everything, nothing = np.arange(len(keys)), np.empty(0, dtype=np.int64)
-    split = Split(everything, nothing, nothing)
+    split = Split(train=np.arange(len(keys)))
     found = fit_inputs(table, columns, split, own.shape, own.form).array
     inputs = np.zeros((len(keys), 0)) if found is None else found.reshape(len(keys), -1)
     inputs, left_out = _common_enough(inputs, least)

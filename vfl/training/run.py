@@ -202,15 +202,9 @@ def _rows_apart(
     )
     (whole,) = _load(alone, encoders, download=download).values()
     parts = np.array_split(whole.split.train, len(experiment.parties))
-    nothing = np.empty(0, dtype=np.int64)
-    return {
-        name: replace(
-            whole,
-            name=name,
-            split=Split(part, nothing, whole.split.test if name == label.party else nothing),
-        )
-        for name, part in zip(experiment.parties, parts, strict=True)
-    }
+    splits = {name: Split(part) for name, part in zip(experiment.parties, parts, strict=True)}
+    splits[label.party] = replace(splits[label.party], test=whole.split.test)
+    return {name: replace(whole, name=name, split=split) for name, split in splits.items()}
 
 
 def _own_rows(
@@ -411,13 +405,10 @@ def train(
         except VFLError as error:
             folder.fail(error)
             raise
-        summary = summarise(
-            session.label, session.weights_digest(), str(folder.path), session.terms
-        )
+        summary = _summary(folder, session)
         _save_parties(folder, session, _with_middle(experiment, data), test_figures(summary))
         for party, adversary in (options.get("adversaries") or {}).items():
             _learned(folder, party, experiment).save(0, adversary.training_state())
-        summary |= accounts_of(session)
         if doubted := [*found, *summary.get("warnings", ())]:
             summary["warnings"] = doubted
         summary["sources"] = sources_read(experiment)
@@ -472,7 +463,7 @@ def _as_left_by(
     return data, {name: part.weights() for name, part in parts.items()}
 
 
-def accounts_of(session: AnySession) -> dict[str, Any]:
+def _accounts_of(session: AnySession) -> dict[str, Any]:
     """Return metrics that only a process that runs all parties can collect."""
     if tasks := _tasks(session):
         return {"tasks": tasks}
@@ -530,11 +521,30 @@ def evaluate(
     Raises:
         TrainedRowsError: no row is left for a test, or the rows of the training are not known.
     """
-    data = load_rows(folder)
+    return _evaluated(folder, load_rows(folder), device, tell, explained)
+
+
+def _evaluated(
+    folder: RunFolder,
+    rows: Mapping[str, PartyData],
+    device: str,
+    tell: Tell | None,
+    explained: Sequence[str] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """Evaluate a run on these rows; store and return the summary, with the entries `more`."""
     with locked(folder.path):
-        session = trained(folder, data, "evaluate", device, tell, explained=explained).run()
-        _keep_explained(folder, session, data)
-        return _keep_evaluation(folder, session)
+        session = trained(folder, rows, "evaluate", device, tell, explained=explained).run()
+        _keep_explained(folder, session, rows)
+        summary = _summary(folder, session) | more
+        folder.evaluated(summary)
+    return summary
+
+
+def _summary(folder: RunFolder, session: AnySession) -> dict[str, Any]:
+    """Summarise a finished session of all parties."""
+    digest, path = session.weights_digest(), str(folder.path)
+    return summarise(session.label, digest, path, session.terms) | _accounts_of(session)
 
 
 def evaluate_together(
@@ -576,30 +586,15 @@ def evaluate_together(
             fix="runs with the same seed and split, or rows that none of them has used",
         )
     found = []
-    nothing = np.empty(0, dtype=np.int64)
     for folder, data in zip(folders, loaded, strict=True):
-        split = Split(nothing, nothing, test)
         rows = {
-            name: replace(PartyFolder(folder.party(name)).rows_left(own), split=split, unseen=None)
+            name: replace(
+                PartyFolder(folder.party(name)).rows_left(own), split=Split(test=test), unseen=None
+            )
             for name, own in data.items()
         }
-        with locked(folder.path):
-            session = trained(folder, rows, "evaluate", device, tell).run()
-            found.append(
-                _keep_evaluation(folder, session, {"common_rows": len(test), "beside": names})
-            )
+        found.append(_evaluated(folder, rows, device, tell, common_rows=len(test), beside=names))
     return found
-
-
-def _keep_evaluation(
-    folder: RunFolder, session: AnySession, more: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Store and return the metrics of an evaluation, with further entries."""
-    digest, path = session.weights_digest(), str(folder.path)
-    summary = summarise(session.label, digest, path, session.terms)
-    summary |= accounts_of(session) | dict(more or {})
-    folder.evaluated(summary)
-    return summary
 
 
 def _keep_explained(folder: RunFolder, session: AnySession, data: Mapping[str, PartyData]) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
+from vfl.config import PartyFile
 from vfl.core.errors import (
     ConfigError,
     DisagreementError,
@@ -36,10 +37,13 @@ from vfl.core.errors import (
 )
 from vfl.core.frame import Frame
 from vfl.core.processes import Worker, looks
+from vfl.core.seeds import Secret
 from vfl.core.text import printable_lines
 from vfl.datasets import PartyData
+from vfl.session.exchange import Own
 from vfl.session.handshake import unexpected
 from vfl.session.ranks.group import ALONE, Ranks, lost
+from vfl.session.store.party_folder import own_augment
 from vfl.transport import PolledLink, wait_briefly
 
 COMMAND = (sys.executable, "-P", "-m", "vfl", "party-rank")
@@ -423,6 +427,17 @@ class Order:
 
     def __getitem__(self, name: str) -> Any:
         return self._content[name]
+
+
+def own_of_rank(order: Order, party: PartyFile, data: PartyData) -> Own:
+    """Form the group of a party's ranks; return the private state of this further rank.
+
+    No random number of this rank depends on its own secret: weights come from rank 0, and settings
+    that draw random numbers are refused.
+    """
+    device = device_of(party.device, order.local_rank)
+    ranks = order.join_group(device, data)
+    return Own(Secret.fresh(), device=device, ranks=ranks, augment=own_augment(party, data))
 
 
 def ended(

@@ -429,10 +429,7 @@ class PartyFolder:
                 want="rows that were test rows in the training, or new rows",
                 fix="restore the table of the training, or add rows to the present table",
             )
-        nothing = np.empty(0, dtype=np.int64)
-        order = hashlib.sha256(data.ids_digest + left.tobytes()).digest()
-        split = Split(nothing, nothing, left)
-        return replace(data, split=split, ids_digest=order, unseen=parts == NEW)
+        return _tested(data, left, parts == NEW)
 
     def may_test(self, data: PartyData) -> np.ndarray:
         """Return the mask of rows that the run used neither to train nor to validate, axes (rows,).
@@ -769,10 +766,13 @@ def _common_rows(data: PartyData, may_test: np.ndarray, terms: Terms) -> PartyDa
             where=", ".join((terms.run, *terms.beside)),
             fix="compare runs with the same seed and split, or use rows that are new to all runs",
         )
-    nothing = np.empty(0, dtype=np.int64)
-    order = hashlib.sha256(data.ids_digest + left.tobytes()).digest()
-    split = Split(nothing, nothing, left)
-    return replace(data, split=split, ids_digest=order, unseen=None)
+    return _tested(data, left)
+
+
+def _tested(data: PartyData, rows: np.ndarray, unseen: np.ndarray | None = None) -> PartyData:
+    """Return the same data, of which only these rows are used, as test rows."""
+    order = hashlib.sha256(data.ids_digest + rows.tobytes()).digest()
+    return replace(data, split=Split(test=rows), ids_digest=order, unseen=unseen)
 
 
 def earlier_folder(party: PartyFile, terms: Terms) -> PartyFolder | None:
