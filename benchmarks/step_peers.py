@@ -56,7 +56,7 @@ from benchmarks.training_step import (
 )
 from benchmarks.worker import Parent
 from vfl.core.errors import ConfigError, PeerFailedError
-from vfl.session.label.party import Classification, Meter
+from vfl.session.label.task import Classification, Meter
 
 Peer = Literal["gloo", "rpc"]
 System = Literal["tls", "tcp", "gloo", "rpc"]

@@ -33,7 +33,7 @@ from vfl.mpc.secure.keys import Agreement
 from vfl.session import Exchange, Terms, rules, secure_mode
 from vfl.session.exchange import Own
 from vfl.session.label import LabelParty, Objective, Records
-from vfl.session.label.party import Classification, Meter
+from vfl.session.label.task import Classification, Meter
 from vfl.session.ranks.group import ALONE, Ranks
 from vfl.session.ranks.processes import store_at
 from vfl.session.secure_mode import shares_weights

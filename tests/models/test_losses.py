@@ -7,7 +7,7 @@ import torch
 from vfl.core.errors import BadOptionError, ConfigError, SpecError, UnknownNameError
 from vfl.core.registry import parse
 from vfl.models.losses import LOSSES, Loss, make_loss
-from vfl.session.label.party import make_task
+from vfl.session.label.task import make_task
 from vfl.testing import LossContract
 from vfl.training.specs import checked
 

@@ -20,7 +20,8 @@ from vfl.datasets import PartyData
 from vfl.session import Introduction, PartyReport, Terms, check_introduction, rules
 from vfl.session.consent import frame_limits
 from vfl.session.handshake import RankStream, errors_reported
-from vfl.session.label.party import LabelParty, Objective, Records
+from vfl.session.label.party import LabelParty, Records
+from vfl.session.label.task import Objective
 from vfl.session.ranks.processes import FurtherRanks, Order, own_of_rank
 from vfl.session.store.party_folder import own_data
 from vfl.session.store.session_ledger import Meter

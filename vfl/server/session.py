@@ -46,8 +46,9 @@ from vfl.session.consent import (
 from vfl.session.exchange import Own, refuse_augment
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import FRONTS, Play, ServingFront, serve_in_turn
-from vfl.session.label.party import AnyLabelParty, LabelParty, Objective, Records, top_step
+from vfl.session.label.party import AnyLabelParty, LabelParty, Records, top_step
 from vfl.session.label.summary import summarise, test_figures, write_predictions
+from vfl.session.label.task import Objective
 from vfl.session.progress import ProgressReport, SessionProgress, WaitingFor
 from vfl.session.ranks.machines import further_ranks
 from vfl.session.ranks.processes import FurtherRanks, device_of

@@ -17,15 +17,8 @@ from vfl.defenses import Defense
 from vfl.privacy import PrivacyStatement
 from vfl.session import EarlyStopping, Exchange, PartyReport, Terms, rules, secure_mode
 from vfl.session.exchange import SUM, CutAggregator, Own
-from vfl.session.label.party import (
-    AnyLabelParty,
-    Objective,
-    Records,
-    Regression,
-    Task,
-    label_defense,
-    training_weights,
-)
+from vfl.session.label.party import AnyLabelParty, Records, label_defense
+from vfl.session.label.task import Objective, Regression, Task, training_weights
 from vfl.session.secure_mode import (
     EVALUATE,
     SETUP,

@@ -38,7 +38,7 @@ from vfl.session import FeatureEnd, PartyFolder, Terms
 from vfl.session.exchange import SUM, Own
 from vfl.session.label import LabelParty, Objective
 from vfl.session.label.calibration import Calibration
-from vfl.session.label.party import Task
+from vfl.session.label.task import Task
 from vfl.session.secure_mode import label_parties, make, shared_bottom_error, shares_weights
 from vfl.transport.link import local_pair
 

@@ -16,7 +16,7 @@ from vfl.core.errors import ConfigError, SpecError
 from vfl.estimators import VFLClassifier
 from vfl.session import PartyFolder
 from vfl.session.label.calibration import CURVES, Calibration, smoothed
-from vfl.session.label.party import FEW_CLASSES, make_task
+from vfl.session.label.task import FEW_CLASSES, make_task
 from vfl.training.export import export_half
 
 

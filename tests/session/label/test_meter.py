@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import mean_squared_error, r2_score
 
 from vfl.core.seeds import generator
-from vfl.session.label.party import Classification, Meter, Regression
+from vfl.session.label.task import Classification, Meter, Regression
 
 
 def metered(meter, outputs, labels, rows=(7, 7, 3), weights=None):

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vfl.core.seeds import generator
-from vfl.session.label.party import (
-    FEW_CLASSES,
-    Classification,
-    ManyClasses,
-    Regression,
-    make_task,
-)
+from vfl.session.label.task import FEW_CLASSES, Classification, ManyClasses, Regression, make_task
 
 
 def test_outputs_over_many_classes_are_not_kept():

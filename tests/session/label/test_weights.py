@@ -11,7 +11,7 @@ from vfl.config import Experiment
 from vfl.core.errors import DataError
 from vfl.datasets import Dealing, load_bundled
 from vfl.defenses import DEFENSES, Defense
-from vfl.session.label.party import training_weights
+from vfl.session.label.task import training_weights
 from vfl.training.local import LocalSession
 
 LABELS = torch.tensor([0, 0, 0, 1, 2, 1, 0])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vfl.session.label.party import EpochRecord, LabelParty, Objective, Records
+from vfl.session.label.party import LabelParty, Records
 from vfl.session.label.summary import summarise
+from vfl.session.label.task import EpochRecord, Objective
 
 __all__ = ["EpochRecord", "LabelParty", "Objective", "Records", "summarise"]

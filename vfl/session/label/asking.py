@@ -25,7 +25,7 @@ from vfl.core.frame import Frame, Kind, Link
 from vfl.datasets import PartyData
 from vfl.session import Exchange, Terms
 from vfl.session.exchange import SUM, CutAggregator
-from vfl.session.label.party import Progress
+from vfl.session.label.task import Progress
 from vfl.session.serving import Peeked, Refused, refusals, request
 
 #: Largest number of parties for which contributions are computed: each subset of the parties adds

@@ -18,7 +18,8 @@ from vfl.core.text import formula_free
 from vfl.core.traffic import Ledger
 from vfl.datasets import PartyData
 from vfl.session import Terms, secure_mode
-from vfl.session.label.party import AnyLabelParty, Progress
+from vfl.session.label.party import AnyLabelParty
+from vfl.session.label.task import Progress
 from vfl.session.secure_mode import EVALUATE, TRAIN, Revealed
 
 #: Separator between the texts in one cell of the table `predictions.csv`.
