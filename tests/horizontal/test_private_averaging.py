@@ -350,6 +350,12 @@ def test_the_clip_norm_converges_to_the_quantile(start, percentile):
     assert np.mean(seen[100:]) == pytest.approx(np.quantile(norms, percentile / 100), rel=0.1)
 
 
+def test_a_server_never_follows_a_count_without_noise():
+    server = averager(NoisePlan(1.0, counts=0.0), clients=100, sampled=100)
+    with pytest.raises(ValueError, match=r"positive|domain"):
+        server._follow([1], 1)
+
+
 def test_a_norm_never_moves_by_more_than_noise_may():
     assert followed(1.0, 1e9, 0.5) < 1.5
     assert 0.5 < followed(1.0, -1e9, 0.5)  # noqa: SIM300

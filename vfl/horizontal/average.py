@@ -115,13 +115,9 @@ class Averager:
             )
 
     def _follow(self, within: Sequence[int], round_number: int) -> None:
-        """Move the clip norm (Andrew et al. 2021, algorithm 1).
-
-        In the count of updates within the clip norm, a client counts as +1/2 or -1/2.
-        """
-        counted = sum(within) - len(within) / 2
-        counts = torch.tensor([counted], dtype=torch.float64)
-        purpose = "horizontal noise", "count", round_number
-        noisy = float(kernel.release_counts(counts, self.plan.counts * 0.5, self._secret, *purpose))
-        share = noisy / self.settings.sampled + 0.5
-        self.norm = followed(self.norm, share, self.settings.percentile / 100)
+        """Move the clip norm, by a noisy count of the updates within it."""
+        share = kernel.share_within(
+            torch.tensor([within], dtype=torch.bool), self.settings.sampled,
+            self.plan.counts * 0.5, self._secret, "horizontal noise", "count", round_number,
+        )  # fmt: skip
+        self.norm = followed(self.norm, float(share), self.settings.percentile / 100)

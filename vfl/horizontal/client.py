@@ -23,9 +23,6 @@ from vfl.privacy.row_gradients import Call
 
 #: Number of gradient norms that a client remembers; it drops the oldest norms.
 _MOST_NORMS = 100_000
-#: Learning rate by which a clip norm moves towards a quantile of the gradient norms (Andrew et al.
-#: 2021, section 3.1).
-_QUANTILE_RATE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,17 +237,12 @@ class ClientTrainer:
     ) -> float:
         """Return the next clip norm, from a noisy count of the rows within the current norm.
 
-        Source: Andrew et al. 2021, algorithm 1. A row counts as plus or minus one half, so that a
-        row that is added or changed has a bounded effect on the count.
+        A row that is added changes the count by 1/2, and a row that is replaced by 1.
         """
-        counted = float(((norms <= norm).to(torch.float64) - 0.5).sum())
         moved = 0.5 if self.settings.noise == "steps" else 1.0
-        counts = torch.tensor([counted], dtype=torch.float64)
-        if self.plan.counts:
-            deviation, purpose = self.plan.counts * moved, ("horizontal noise", "count", *at)
-            counts = kernel.release_counts(counts, deviation, secret, *purpose)
-        share = float(counts) / size + 0.5
-        return followed(norm, share, self.settings.percentile / 100)
+        deviation, purpose = self.plan.counts * moved or None, ("horizontal noise", "count", *at)
+        share = kernel.share_within((norms <= norm)[None], size, deviation, secret, *purpose)
+        return followed(norm, float(share), self.settings.percentile / 100)
 
     @torch.no_grad()
     def _descend(self, grads: Sequence[Tensor]) -> None:
@@ -277,7 +269,7 @@ def followed(norm: float, share_within: float, quantile: float) -> float:
     """
     # Noise in the count alone must not change the clip norm by a large factor.
     share = min(2.0, max(-1.0, share_within))
-    return norm * math.exp(-_QUANTILE_RATE * (share - quantile))
+    return norm * math.exp(-kernel.QUANTILE_RATE * (share - quantile))
 
 
 def add_noise(update: Update, secret: Secret, round_number: int) -> Update:

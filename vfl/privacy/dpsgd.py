@@ -28,9 +28,6 @@ from vfl.privacy.row_gradients import Call, LayerGradients, Recorder, gradients_
 #: Weights that one clip norm covers: "half", all weights of the model together; "layer", the
 #: weights of each layer separately.
 Group = Literal["half", "layer"]
-#: Learning rate by which a clip norm moves towards a quantile of the rows' gradient norms (Andrew
-#: et al. 2021, section 3.1).
-_QUANTILE_RATE = 0.2
 #: Noise multiplier of the row counts that estimate a quantile, divided by the noise multiplier of
 #: the gradients.
 _COUNTS_NOISE = 10.0
@@ -414,11 +411,10 @@ class PrivateHalf:
         the vector of the n groups' counts by sqrt(n) / 2 (2-norm).
         """
         assert self._quantile is not None, "only if norms follow a quantile"
-        counts = (norms <= self.clipper.norms[:, None]).sum(1) - norms.shape[1] / 2
-        deviation, purpose = self._counts_noise / 2, ("clip_norm", self._party, step)
-        noisy = kernel.release_counts(counts, deviation, self._secret, *purpose)
-        share = noisy / self.batch_size + 0.5
-        norms = self.clipper.norms * torch.exp(_QUANTILE_RATE * (self._quantile - share))
+        within, deviation = norms <= self.clipper.norms[:, None], self._counts_noise / 2
+        purpose = "clip_norm", self._party, step
+        share = kernel.share_within(within, self.batch_size, deviation, self._secret, *purpose)
+        norms = self.clipper.norms * torch.exp(kernel.QUANTILE_RATE * (self._quantile - share))
         self.clipper.norms = norms.clamp(kernel.LEAST_NORM, kernel.MOST_NORM)
 
 

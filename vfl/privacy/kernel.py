@@ -45,6 +45,9 @@ _STEPS_A_DEVIATION, _STEPS_A_NORM = 24, 12
 #: Largest number of grid steps per standard deviation, as a power of 2; with more, released numbers
 #: would show the rounding of float64 draws.
 _MOST_STEPS = 36
+#: Learning rate by which a clip norm moves towards a quantile of the gradient norms (Andrew et al.
+#: 2021, section 3.1).
+QUANTILE_RATE = 0.2
 #: The largest possible draw of each distribution from 75 random bits, in units of the gaussian's
 #: standard deviation or of the laplace's scale.
 _LONGEST: dict[Law, float] = {"gaussian": 10.3, "laplace": 52.7}
@@ -219,9 +222,33 @@ def shared_out(total: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     return [one.to(of).view(of.shape) for one, of in zip(parts, weights, strict=True)]
 
 
-def release_counts(counts: Tensor, deviation: float, secret: Secret, *purpose: str | int) -> Tensor:
-    """Release noisy counts in multiples of 1/2, which the grid of every release can represent."""
-    return release([NoisySum(0.5, deviation, 1)] * len(counts), counts, secret, *purpose)
+def share_within(
+    within: Tensor, size: float, deviation: float | None, secret: Secret, *purpose: str | int
+) -> Tensor:
+    """Return the share of rows whose norm is within the clip norm, from a noisy count of rows.
+
+    A row counts as plus or minus one half, so that a row that is added or changed has a bounded
+    effect on the count. A clip norm that follows a quantile changes by this share.
+
+    Source: Andrew et al. 2021, algorithm 1.
+
+    Args:
+        within: whether each row's norm is within the clip norm of a group, axes (groups, rows).
+        size: number of rows by which the count is divided, such as the expected number.
+        deviation: standard deviation of the noise in a group's count, above 0; None adds no noise.
+        secret: secret from which the noise is derived.
+        purpose: see `release`.
+
+    Returns:
+        Shares, float64, axes (groups,).
+
+    >>> share_within(torch.tensor([[True, True, True, False]]), 4, None, Secret(bytes(32))).item()
+    0.75
+    """
+    counts = within.double().sum(1) - within.shape[1] / 2
+    if deviation is not None:  # every release is a multiple of 1/2, like the counts
+        counts = release([NoisySum(0.5, deviation, 1)] * len(counts), counts, secret, *purpose)
+    return counts / size + 0.5
 
 
 def release_rows(rows: Tensor, norm: float, scale: float, law: Law, draws: Tensor) -> Tensor:
