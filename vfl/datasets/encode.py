@@ -120,14 +120,58 @@ class Encoder(ABC):
 
 
 @dataclass(frozen=True)
-class NumberColumn:
+class _FittedColumn(ABC):
+    """Base class of the encoders of one column.
+
+    Attributes:
+        name: name of the column.
+        indicator: whether the last input is 1 if the cell is missing, otherwise 0.
+    """
+
+    name: str
+    indicator: bool
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """Return the number of inputs."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> list[str]:
+        """Return a readable name for each input, which contains no cell."""
+
+    @abstractmethod
+    def _fill(self, out: np.ndarray, cells: Any) -> tuple[np.ndarray, np.ndarray | None]:
+        """Write all inputs but the last indicator to `out`, which contains zeros.
+
+        Return masks of the missing cells, and of unseen categories if the column has categories.
+        """
+
+    def _read(self, blocks: Iterable[pd.Series]) -> Iterable[Any]:
+        """Yield each block of cells in the form that `_fill` reads."""
+        return blocks
+
+    def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
+        """Write the encoded rows to `out`, axes (rows, width), which contains zeros."""
+        for start, cells in _placed(self._read(blocks)):
+            part = out[start : start + len(cells)]
+            missing, unseen = self._fill(part, cells)
+            if unseen is not None:
+                counter.note(self.name, "unseen_categories", start, unseen)
+            if self.indicator:
+                part[:, -1] = missing
+            else:
+                counter.note(self.name, "new_missing", start, missing)
+
+
+@dataclass(frozen=True)
+class NumberColumn(_FittedColumn):
     """A column of numbers, encoded as ``(value - mean) / scale``.
 
     The input is 0 for a missing cell, and for all cells if all training cells are equal (scale 0).
     """
 
-    name: str
-    indicator: bool
     mean: float = field(repr=False)
     scale: float = field(repr=False)
 
@@ -137,29 +181,25 @@ class NumberColumn:
 
     @property
     def labels(self) -> list[str]:
-        """Return a readable name for each input."""
         return [self.name, *_missing_label(self)]
 
     def cells(self, block: pd.Series) -> np.ndarray:
         """Return the numbers without encoding, float64, axes (rows,)."""
         return as_numbers(block)
 
-    def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
-        """Write the encoded rows to `out`, axes (rows, width), which contains zeros."""
-        for start, values in _placed(number_blocks(blocks)):
-            part = out[start : start + len(values)]
-            missing = np.isnan(values)
-            if self.scale:
-                part[:, 0] = (values - self.mean) / self.scale
-                part[missing, 0] = 0.0
-            if self.indicator:
-                part[:, 1] = missing
-            else:
-                counter.note(self.name, "new_missing", start, missing)
+    def _read(self, blocks: Iterable[pd.Series]) -> Iterable[np.ndarray]:
+        return number_blocks(blocks)
+
+    def _fill(self, out: np.ndarray, cells: np.ndarray) -> tuple[np.ndarray, None]:
+        missing = np.isnan(cells)
+        if self.scale:
+            out[:, 0] = (cells - self.mean) / self.scale
+            out[missing, 0] = 0.0
+        return missing, None
 
 
 @dataclass(frozen=True)
-class BinnedColumn:
+class BinnedColumn(_FittedColumn):
     """A column of numbers with one input per bin: 0 below the bin, 1 above it, linear within it.
 
     The encoding is the piecewise-linear encoding of Gorishniy, Rubachev and Babenko (2022),
@@ -172,8 +212,6 @@ class BinnedColumn:
         edges: edges of the bins, ascending; there is one edge more than bins.
     """
 
-    name: str
-    indicator: bool
     median: float = field(repr=False)
     edges: tuple[float, ...] = field(repr=False)
 
@@ -183,20 +221,16 @@ class BinnedColumn:
 
     @property
     def labels(self) -> list[str]:
-        """Return a readable name for each input."""
         bins = len(self.edges) - 1
         return [*_numbered(self.name, "bin", bins), *_missing_label(self)]
 
-    def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
-        """Write the encoded rows to `out`, axes (rows, width), which contains zeros."""
-        for start, values in _placed(number_blocks(blocks)):
-            part = out[start : start + len(values)]
-            missing = np.isnan(values)
-            _fill_bins(part, np.where(missing, self.median, values), self.edges)
-            if self.indicator:
-                part[:, -1] = missing
-            else:
-                counter.note(self.name, "new_missing", start, missing)
+    def _read(self, blocks: Iterable[pd.Series]) -> Iterable[np.ndarray]:
+        return number_blocks(blocks)
+
+    def _fill(self, out: np.ndarray, cells: np.ndarray) -> tuple[np.ndarray, None]:
+        missing = np.isnan(cells)
+        _fill_bins(out, np.where(missing, self.median, cells), self.edges)
+        return missing, None
 
 
 def _fill_bins(out: np.ndarray, values: np.ndarray, edges: Sequence[float]) -> None:
@@ -226,11 +260,9 @@ def bin_edges(values: np.ndarray, bins: int) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class TextColumn:
+class TextColumn(_FittedColumn):
     """A column of texts with one input per category, in sorted order; unknown texts give zeros."""
 
-    name: str
-    indicator: bool
     categories: tuple[str, ...] = field(repr=False)
 
     @property
@@ -239,7 +271,6 @@ class TextColumn:
 
     @property
     def labels(self) -> list[str]:
-        """Return a readable name for each input; categories are numbered, to show no cell."""
         return [*_numbered(self.name, "category", len(self.categories)), *_missing_label(self)]
 
     def cells(self, block: pd.Series) -> np.ndarray:
@@ -247,18 +278,11 @@ class TextColumn:
         positions, _ = self._positions(block)
         return np.where(positions < 0, np.nan, positions)
 
-    def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
-        """Write the encoded rows to `out`, axes (rows, width), which contains zeros."""
-        for start, block in _placed(blocks):
-            part = out[start : start + len(block)]
-            positions, missing = self._positions(block)
-            known = np.flatnonzero(positions >= 0)
-            part[known, positions[known]] = 1.0
-            counter.note(self.name, "unseen_categories", start, (positions < 0) & ~missing)
-            if self.indicator:
-                part[:, -1] = missing
-            else:
-                counter.note(self.name, "new_missing", start, missing)
+    def _fill(self, out: np.ndarray, cells: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+        positions, missing = self._positions(cells)
+        known = np.flatnonzero(positions >= 0)
+        out[known, positions[known]] = 1.0
+        return missing, (positions < 0) & ~missing
 
     def _positions(self, block: pd.Series) -> tuple[np.ndarray, np.ndarray]:
         """Return the index of each cell's category, or -1, and a mask of the missing cells."""
@@ -269,7 +293,7 @@ class TextColumn:
 
 
 @dataclass(frozen=True)
-class DateColumn:
+class DateColumn(_FittedColumn):
     """A column of dates: ``(days - median) / scale``, and sine and cosine of month and weekday.
 
     All these inputs of a missing date are 0. If numbers are encoded in bins, the days are encoded
@@ -288,8 +312,6 @@ class DateColumn:
 
     CIRCLES: ClassVar[int] = 4
 
-    name: str
-    indicator: bool
     written: str | None
     median: float = field(repr=False)
     scale: float = field(repr=False)
@@ -307,7 +329,6 @@ class DateColumn:
 
     @property
     def labels(self) -> list[str]:
-        """Return a readable name for each input."""
         circles = [f"{of} {turn}" for of in ("month", "weekday") for turn in ("sine", "cosine")]
         days = (
             _numbered(self.name, "bin of days", self.days) if self.edges else [f"{self.name}: days"]
@@ -319,26 +340,20 @@ class DateColumn:
         """Return days since 1970, float64, axes (rows,)."""
         return as_days(block, self.written)
 
-    def write(self, blocks: Iterable[pd.Series], out: np.ndarray, counter: Unfamiliar) -> None:
-        """Write the encoded rows to `out`, axes (rows, width), which contains zeros."""
-        for start, block in _placed(blocks):
-            part = out[start : start + len(block)]
-            days = as_days(block, self.written)
-            missing, ends = np.isnan(days), is_open_end(days)
-            if self.scale and not self.edges:
-                part[:, 0] = (days - self.median) / self.scale
-            for first, turn in zip((self.days, self.days + 2), circles_of(days), strict=True):
-                part[:, first] = np.sin(2 * math.pi * turn)
-                part[:, first + 1] = np.cos(2 * math.pi * turn)
-            part[missing | ends] = 0.0
-            if self.edges:
-                _fill_bins(part, np.where(missing | ends, self.median, days), self.edges)
-            if self.open:
-                part[:, self.days + self.CIRCLES] = ends
-            if self.indicator:
-                part[:, -1] = missing
-            else:
-                counter.note(self.name, "new_missing", start, missing)
+    def _fill(self, out: np.ndarray, cells: pd.Series) -> tuple[np.ndarray, None]:
+        days = as_days(cells, self.written)
+        missing, ends = np.isnan(days), is_open_end(days)
+        if self.scale and not self.edges:
+            out[:, 0] = (days - self.median) / self.scale
+        for first, turn in zip((self.days, self.days + 2), circles_of(days), strict=True):
+            out[:, first] = np.sin(2 * math.pi * turn)
+            out[:, first + 1] = np.cos(2 * math.pi * turn)
+        out[missing | ends] = 0.0
+        if self.edges:
+            _fill_bins(out, np.where(missing | ends, self.median, days), self.edges)
+        if self.open:
+            out[:, self.days + self.CIRCLES] = ends
+        return missing, None
 
 
 Column = NumberColumn | BinnedColumn | TextColumn | DateColumn
@@ -353,7 +368,7 @@ def _numbered(name: str, what: str, count: int) -> list[str]:
     return [f"{name}: {what} {number} of {count}" for number in range(1, count + 1)]
 
 
-def _missing_label(column: Column) -> list[str]:
+def _missing_label(column: _FittedColumn) -> list[str]:
     return [f"{column.name}: missing"] if column.indicator else []
 
 

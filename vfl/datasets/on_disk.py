@@ -131,6 +131,13 @@ def _pread(file: IO[bytes], start: int, stop: int) -> np.ndarray:
     return found
 
 
+def _pwrite(file: IO[bytes], content: memoryview, at: int, most_bytes: int | None = None) -> None:
+    """Write bytes at a position of a file, by calls of at most `most_bytes`."""
+    while content:
+        done = os.pwrite(file.fileno(), content[:most_bytes], at)
+        content, at = content[done:], at + done
+
+
 class DiskBytes:
     """Bytes in a file that are appended and read in parts, such as a message larger than memory.
 
@@ -152,11 +159,9 @@ class DiskBytes:
         Raises:
             DataError: the disk is full.
         """
-        left = memoryview(content)
-        with _room(self.place, len(left)):
-            while left:
-                done = os.pwrite(self._file.fileno(), left, self._size)
-                left, self._size = left[done:], self._size + done
+        with _room(self.place, len(content)):
+            _pwrite(self._file, memoryview(content), self._size)
+        self._size += len(content)
 
     def __len__(self) -> int:
         return self._size
@@ -221,10 +226,7 @@ class DiskArray:
     def write(self, start: int, rows: np.ndarray) -> None:
         """Write rows at the positions from `start` on."""
         content = _bytes_of(np.ascontiguousarray(rows, self.dtype))
-        at = start * self.row_bytes
-        while content:
-            done = os.pwrite(self._file.fileno(), content[:_PART_BYTES], at)
-            content, at = content[done:], at + done
+        _pwrite(self._file, content, start * self.row_bytes, _PART_BYTES)
 
     def read(self, limit_bytes: int) -> np.ndarray:
         """Map the array, with at most `limit_bytes` of it in memory."""
@@ -316,9 +318,7 @@ class Buckets:
         content = _bytes_of(records[np.argsort(numbers, kind="stable")])
         at = int(self.sizes.sum()) * self.record.itemsize
         with _room(self._place, content.nbytes):
-            while content:
-                done = os.pwrite(self._file.fileno(), content, at)
-                content, at = content[done:], at + done
+            _pwrite(self._file, content, at)
         self.sizes += sizes
         self._ends.append(np.cumsum(sizes))
 

@@ -26,6 +26,8 @@ import numpy as np
 from vfl.core.errors import BadOptionError, ProtocolError
 from vfl.datasets.alignment import protocols
 from vfl.datasets.alignment.protocols import (
+    NO,
+    YES,
     Message,
     Own,
     Protocol,
@@ -37,7 +39,6 @@ from vfl.datasets.alignment.protocols import (
 MissingRows = Literal["intersection", "token"]
 _COUNTS = struct.Struct("<II")
 _SLOT = np.dtype("<u4")
-_YES, _NO = b"\x01", b"\x00"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,21 +87,17 @@ def _follow(protocol: Protocol, own: Own, parties: Sequence[str], label_party: s
     mine = yield from protocol.role(own, (own.party, label_party), label_party)
     counts = bytes((yield Receive(label_party, _COUNTS.size)))
     if len(counts) != _COUNTS.size:
-        raise ProtocolError(
-            f"an alignment message from '{label_party}' does not have the agreed form"
-        )
+        raise protocols.other_size(label_party)
     rows, complete = _COUNTS.unpack(counts)
     accepted = complete >= own.bounds.min_common
-    yield Send(label_party, _YES if accepted else _NO)
+    yield Send(label_party, YES if accepted else NO)
     if not accepted:
         raise protocols.too_few_common(own, complete)
     answer = bytes((yield Receive(label_party, 1 + _SLOT.itemsize * len(mine))))
-    if answer == _NO:
+    if answer == NO:
         raise protocols.refused_by_others()
-    if answer[:1] != _YES or len(answer) != 1 + _SLOT.itemsize * len(mine):
-        raise ProtocolError(
-            f"an alignment message from '{label_party}' does not have the agreed form"
-        )
+    if answer[:1] != YES or len(answer) != 1 + _SLOT.itemsize * len(mine):
+        raise protocols.other_size(label_party)
     slots = np.frombuffer(answer, _SLOT, offset=1).astype(np.int64)
     fits = rows <= own.bounds.max_ids and len(np.unique(slots)) == len(slots)
     if not fits or slots.max(initial=-1) >= rows or int((slots < complete).sum()) != complete:
@@ -127,11 +124,11 @@ def _lead(protocol: Protocol, own: Own, parties: Sequence[str], label_party: str
     accepted = complete >= own.bounds.min_common
     for each in others:
         vote = yield Receive(each, 1)
-        accepted = accepted and vote == _YES
+        accepted = accepted and vote == YES
     slots = np.empty(len(own.ids), dtype=_SLOT)
     slots[order] = np.arange(len(order), dtype=_SLOT)
     for each in others:
-        yield Send(each, _YES + slots[shared[each]].tobytes() if accepted else _NO)
+        yield Send(each, YES + slots[shared[each]].tobytes() if accepted else NO)
     if complete < own.bounds.min_common:
         raise protocols.too_few_common(own, complete)
     if not accepted:
