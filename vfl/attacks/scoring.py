@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch.nn.functional import conv2d, one_hot
 from vfl.attacks.base import Attack, Goal, rarest
 from vfl.attacks.view import View
 from vfl.core.errors import NonFiniteError
+from vfl.session.label.scored import Scored
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
@@ -45,21 +45,15 @@ def average_precision(scores: Tensor, positive: Tensor) -> float:
     >>> average_precision(torch.tensor([0.9, 0.8, 0.1]), torch.tensor([True, False, True]))
     0.8333333333333333
     """
-    hits, others = (rows[::-1] for rows in _at_each_score(scores, positive))
-    precision = hits.cumsum() / (hits + others).cumsum()
+    counts = _counted(scores, positive).counts[::-1]
+    hits = counts[:, 1]
+    precision = hits.cumsum() / counts.sum(1).cumsum()
     return float((hits * precision).sum() / hits.sum())
 
 
-def _at_each_score(scores: Tensor, positive: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Count the positive and the negative rows at each distinct score, lowest score first.
-
-    The function takes a twentieth of the time of scikit-learn's curves, which matters for
-    experiments with thousands of scores.
-    """
-    values, inverse = np.unique(scores.double().numpy(), return_inverse=True)
-    rows = np.bincount(inverse, minlength=len(values)).astype(float)
-    hits = np.bincount(inverse, positive.numpy(), minlength=len(values))
-    return hits, rows - hits
+def _counted(scores: Tensor, positive: Tensor) -> Scored:
+    """Count the rows at each score, in a twentieth of the time of scikit-learn's curves."""
+    return Scored.counted(scores.double().numpy(), positive.numpy())
 
 
 def matched(clusters: Tensor, labels: Tensor) -> Tensor:
@@ -94,9 +88,7 @@ def auc(scores: Tensor, positive: Tensor) -> float:
     >>> auc(torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([False, False, True, True]))
     0.875
     """
-    hits, others = _at_each_score(scores, positive)
-    below = others.cumsum() - others
-    return float((hits * (below + others / 2)).sum() / (hits.sum() * others.sum()))
+    return _counted(scores, positive).auc()
 
 
 def rate_at(scores: Tensor, positive: Tensor, false_rate: float = 0.01) -> float:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
+from vfl.session.label.scored import Scored
+
 #: Probabilities below the epsilon of float64 are raised to it, as in scikit-learn.
 _LEAST_CHANCE = np.finfo(np.float64).eps
 _MOST_SURPRISE = -np.log(_LEAST_CHANCE)
@@ -50,7 +52,9 @@ def classification_quality(logits: Tensor, codes: Tensor, hits: int = 0) -> dict
     classes = logits.shape[1]
     if len(np.unique(truth)) == classes:
         positive = range(classes) if classes > 2 else [1]
-        found["auc"] = np.mean([_auc(chances[:, one], truth == one) for one in positive])
+        found["auc"] = np.mean(
+            [Scored.counted(chances[:, one], truth == one).auc() for one in positive]
+        )
     own = np.take_along_axis(chances, truth[:, None], axis=1)
     found["log_loss"] = -np.log(np.maximum(own, _LEAST_CHANCE)).mean()
     if classes > 2:
@@ -164,19 +168,6 @@ def regression_quality(answers: Tensor, labels: Tensor) -> dict[str, float]:
     if np.ptp(truth) > 0:
         found["r2"] = 1 - squared / np.var(truth)
     return _plain(found)
-
-
-def _auc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """Return the fraction of (positive, negative) pairs that are ordered correctly.
-
-    Pairs with equal scores count half. The fraction is computed from the mean ranks of equal scores
-    (Mann and Whitney 1947). Both arguments have axes (rows,).
-    """
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2
-    hits = np.count_nonzero(positive)
-    above = ranks[place[positive]].sum() - hits * (hits + 1) / 2
-    return float(above / (hits * (len(scores) - hits)))
 
 
 def _f1(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:

@@ -46,9 +46,8 @@ class Scored:
             second: whether the row belongs to the second class, axes (rows,).
         """
         found, places = np.unique(values, return_inverse=True)
-        counts = np.zeros((len(found), 2), np.int64)
-        np.add.at(counts, (places, second.astype(np.int64)), 1)
-        return cls(found, counts)
+        cells = np.bincount(2 * places + second, minlength=2 * len(found))
+        return cls(found, cells.reshape(-1, 2))
 
     @classmethod
     def of(cls, logits: Tensor, codes: Tensor) -> Scored | None:
