@@ -51,7 +51,7 @@ _OF_CSV = ("separator", "encoding", "decimal", "skip_lines")
 _OF_TABLES = ("id", *_OF_CSV, "missing", "dates", "numbers", "id_type", "repeats")
 _OF_SETS = ("side", "classes", "vocabulary")
 #: Names of the TOML tables for studies that train networks with a single label party.
-_STUDIES = ("compare", "grid", "value")
+STUDIES = ("compare", "grid", "value")
 #: Validation metrics that only a classification has.
 _OF_CLASSES = ("loss", "accuracy", "auc", "log_loss", "f1", "hit_rate")
 
@@ -378,7 +378,7 @@ def _of_missing_rows(experiment: Experiment) -> Iterator[str]:
 
 def _of_readers(experiment: Experiment, trained: str, replayed: str) -> Iterator[str]:
     """Yield a mistake for each study or trace; both need one label party and no middle party."""
-    for name in set_by_hand(experiment, *_STUDIES):
+    for name in set_by_hand(experiment, *STUDIES):
         yield f"[{name}] trains networks {trained}"
     if experiment.trace.enabled:
         yield f"[trace] replays links to {replayed}"

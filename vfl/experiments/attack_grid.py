@@ -22,7 +22,7 @@ from vfl.attacks.active import make_adversary
 from vfl.attacks.cases import labels_of
 from vfl.config import Experiment, GridSettings, TraceSettings
 from vfl.config.run_folder import RunFolder
-from vfl.config.validate import check_one_label_party, of_complete_rows, refuse
+from vfl.config.validate import STUDIES, check_one_label_party, of_complete_rows, refuse
 from vfl.core.errors import HijackError, RunFolderError
 from vfl.core.storage import read_json, stamp, write_bytes, write_json
 from vfl.datasets import PartyData
@@ -179,7 +179,7 @@ def grid_cells(experiment: Experiment) -> list[Cell]:
     check_one_label_party(experiment, "a grid of attacks")
     settings = grid_settings_of(experiment)
     check_grid(experiment, settings)
-    plain = experiment.model_copy(update={"compare": None, "grid": None})
+    plain = experiment.model_copy(update=dict.fromkeys(STUDIES))
     found = []
     for seed in settings.seeds:
         seeded = plain.model_copy(update={"seed": seed})

@@ -21,7 +21,7 @@ from vfl.experiments.leaderboard import (
     utility_of,
 )
 from vfl.experiments.results import LOWER_IS_BETTER, Record, grouped
-from vfl.experiments.statistics import Estimate, advantage, over_victims
+from vfl.experiments.statistics import Estimate, advantage, estimate, over_victims
 from vfl.experiments.tables import MEASURES, Table, estimate_text
 
 
@@ -154,7 +154,7 @@ def others_table(records: Sequence[Record]) -> Table | None:
             [
                 *(defense, adversary, attack, str(k), measure.replace("_", " ")),
                 *map(_plain, map(over_victims, (values, guesses))),
-                _plain(over_victims({(repeat, 0): one for repeat, one in accuracy.items()})),
+                _plain(estimate(list(accuracy.values()))),
             ]
         )
     return Table(head, lines, words=2) if lines else None

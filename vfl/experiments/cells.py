@@ -22,7 +22,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vfl.config import CompareSettings, Experiment, GridSettings, read_experiment, to_toml
-from vfl.config.validate import named_plugins
+from vfl.config.validate import STUDIES, named_plugins
 from vfl.core.errors import ConfigError, RunFolderError
 from vfl.core.registry import Registry, parse, parts
 from vfl.core.storage import check_format, read_json, stamp, write_json, write_text
@@ -310,13 +310,11 @@ def _said(table: Table | None, what: str, want: str) -> Table:
 _DIGITS = 12
 #: Packages of plug-ins; in digests, a change to a package's list of members does not count.
 _PLUG_INS = ("vfl.attacks.", "vfl.compression.", "vfl.defenses.", "vfl.models.")
-#: Tables of an experiment that have no effect on training.
-LISTS = frozenset({"compare", "grid", "value"})
 
 
 def experiment_digest(experiment: Experiment) -> str:
     """Return a digest of the settings that affect training; tables of studies do not affect it."""
-    left_out: dict[str, Any] = dict.fromkeys(LISTS, True)
+    left_out: dict[str, Any] = dict.fromkeys(STUDIES, True)
     # earlier versions had only this method of splitting, so their digests stay valid
     if _split_of(experiment) == "shuffled":
         left_out["data"] = {"split"}
@@ -461,7 +459,7 @@ def _from_outside(experiment: Experiment) -> Iterator[type]:
         "schedule": SCHEDULES,
         "secure": SECURE,
     }
-    for named in named_plugins(experiment.model_dump(exclude=set(LISTS))):
+    for named in named_plugins(experiment.model_dump(exclude=set(STUDIES))):
         if (registry := families.get(named.family)) is None or named.spec == "none":
             continue
         for spec in parts(named.spec):

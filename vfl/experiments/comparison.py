@@ -17,7 +17,7 @@ from torch import Tensor
 from vfl import compression
 from vfl.compression import Codec, StepContext
 from vfl.config import WANTED, CompareSettings, Experiment, Locations, with_overrides
-from vfl.config.validate import check_one_label_party
+from vfl.config.validate import STUDIES, check_one_label_party
 from vfl.core.errors import BadOptionError, ConfigError, UserError, WidthError
 from vfl.core.frame import HEADER_BYTES
 from vfl.core.seeds import Secret, generator
@@ -64,7 +64,7 @@ def comparison_of(experiment: Experiment, locations: Locations | None = None) ->
     """
     locations = locations or Locations()
     settings = settings_of(experiment)
-    plain = experiment.model_copy(update={"compare": None, "grid": None})
+    plain = experiment.model_copy(update=dict.fromkeys(STUDIES))
     notes: list[str] = []
     choices: dict[str, list[Choice]] = {}
     for variant, overrides in _variants(settings).items():

@@ -22,10 +22,10 @@ from vfl.experiments.leaderboard import (
     fitting_measure,
     label_measure,
     leaderboard,
+    mean_of,
     utility_of,
 )
 from vfl.experiments.results import LOWER_IS_BETTER, TRAINING, Line, Record, grouped
-from vfl.experiments.statistics import over_victims
 from vfl.experiments.tables import (
     MEASURES,
     NOT_MEASURED,
@@ -380,9 +380,7 @@ def _columns_of(rows: Sequence[Record]) -> _Part:
 
 
 def _mean(rows: Sequence[Record], name: str) -> float:
-    found = over_victims({(row.repeat, row.draw): getattr(row, name) for row in rows})
-    assert found is not None
-    return found.mean
+    return mean_of({(row.repeat, row.draw): getattr(row, name) for row in rows})
 
 
 def _cost_card(records: Sequence[Record]) -> Card:

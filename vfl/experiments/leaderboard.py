@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from vfl.config.grid import LabelMeasure
 from vfl.experiments.cells import HONEST
-from vfl.experiments.results import IMBALANCED, TEST, Record
+from vfl.experiments.results import IMBALANCED, TEST, Record, grouped
 from vfl.experiments.scores import SCRATCH, scratch_of
 from vfl.experiments.statistics import (
     ONE_SIDED,
@@ -19,6 +19,7 @@ from vfl.experiments.statistics import (
     chance_above,
     chance_below,
     claims,
+    estimate,
     gains,
     holm,
     judge,
@@ -181,24 +182,25 @@ def leaderboard(
     """
     labels = [one for one in records if label_measure(one) == measure]
     leaks = sorted({one.k for one in labels if one.k}) or [0]
-    plain = [one for one in labels if one.training == UNDEFENDED]
+    attacked = {defense: own for (defense,), own in grouped(labels, "training").items()}
+    plain = attacked.get(UNDEFENDED, [])
     found, judge = [], _judge_of(records, measure)
     undefended = utility_of(records, judge, UNDEFENDED)
-    chances = _chances(labels, leaks)
-    for defense in dict.fromkeys(one.training for one in labels):
-        own = [one for one in labels if one.training == defense]
+    chances = _chances(attacked, leaks)
+    for defense, own in attacked.items():
         good = utility_of(records, judge, defense)
-        whole = over_victims({(seed, 0): value for seed, value in good.items()})
-        assert whole is not None, "an attacked victim has finished its training"
         difference = None if defense == UNDEFENDED else paired_difference(good, undefended)
         found.append(
             LeaderboardEntry(
-                defense,
-                whole,
-                judge,
-                difference,
-                None if difference is None else _affordable(difference, margin / 100),
-                _standings(own, plain, leaks, chances[defense]),
+                defense=defense,
+                utility=_known(estimate(list(good.values()))),
+                judged_by=judge,
+                difference=difference,
+                affordable=None if difference is None else _affordable(difference, margin / 100),
+                standings=[
+                    _standing(k, leaked(own, k), leaked(plain, k), one)
+                    for k, one in chances[defense].items()
+                ],
             )
         )
     return sorted(
@@ -250,9 +252,12 @@ def highest(found: ByAttack) -> str:
 
 def mean_of(values: Values) -> float:
     """Return the mean of values over victims."""
-    estimate = over_victims(values)
-    assert estimate is not None
-    return estimate.mean
+    return _known(over_victims(values)).mean
+
+
+def _known(found: Estimate | None) -> Estimate:
+    assert found is not None, "an attacked victim has finished its training, and has scores"
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,12 +268,13 @@ class _Chances:
     leaks: float
 
 
-def _chances(labels: Sequence[Record], leaks: Sequence[int]) -> dict[str, dict[int, _Chances]]:
+def _chances(
+    attacked: Mapping[str, Sequence[Record]], leaks: Sequence[int]
+) -> dict[str, dict[int, _Chances]]:
     """Return p-values by defense and k; all claims about defenses are one family of tests."""
     found: dict[str, dict[int, _Chances]] = {}
-    for defense in dict.fromkeys(one.training for one in labels):
-        rows = [one for one in labels if one.training == defense]
-        of_each = {k: leaked(rows, k) for k in leaks if leaked(rows, k)}
+    for defense, rows in attacked.items():
+        of_each = {k: own for k in leaks if (own := leaked(rows, k))}
         protects = holm({k: _chance(own) for k, own in of_each.items()})
         found[defense] = {k: _Chances(protects[k], _leak_chance(own)) for k, own in of_each.items()}
     pairs = {(d, k): one for d, own in found.items() for k, one in own.items() if d != UNDEFENDED}
@@ -278,17 +284,6 @@ def _chances(labels: Sequence[Record], leaks: Sequence[int]) -> dict[str, dict[i
         for defense, chance in claims(here).items():
             found[defense][k] = _Chances(chance, leaks_all[defense, k])
     return found
-
-
-def _standings(
-    own: Sequence[Record],
-    plain: Sequence[Record],
-    leaks: Sequence[int],
-    chances: Mapping[int, _Chances],
-) -> list[Standing]:
-    return [
-        _standing(k, leaked(own, k), leaked(plain, k), chances[k]) for k in leaks if k in chances
-    ]
 
 
 def _affordable(difference: Estimate, margin: float) -> Literal["yes", "no", "undecided"]:
@@ -302,23 +297,25 @@ def _standing(
 ) -> Standing:
     attacks, baselines = by_attack(own), by_baseline(own)
     attack, baseline = highest(attacks), highest(baselines)
-    value, beside = over_victims(attacks[attack]), over_victims(baselines[baseline])
-    above = advantage(attacks[attack], baselines[baseline])
-    assert value is not None
-    assert beside is not None
-    assert above is not None
+    scores, best = attacks[attack], baselines[baseline]
+    above = _known(advantage(scores, best))
     itself = next(row for row in own if row.attacker == attack)
     scratch = baselines.get(_called(itself, "scratch"))
-    over_scratch = None if scratch is None else advantage(attacks[attack], scratch)
-    guess = over_victims(baselines[GUESS])
-    assert guess is not None
     conclusive = bool(plain) and _leak_chance(plain) <= ONE_SIDED
-    verdict = _verdict(above, chances, conclusive)
-    judged = judge(gains(attacks[attack], baselines[baseline]))
     return Standing(
-        k, attack, value, guess, baseline, beside, above, over_scratch, chances.protects,
-        chances.leaks, verdict, judged,
-    )  # fmt: skip
+        k=k,
+        attack=attack,
+        value=_known(over_victims(scores)),
+        guess=_known(over_victims(baselines[GUESS])),
+        baseline=baseline,
+        baseline_value=_known(over_victims(best)),
+        advantage=above,
+        over_scratch=None if scratch is None else advantage(scores, scratch),
+        chance=chances.protects,
+        leak_chance=chances.leaks,
+        verdict=_verdict(above, chances, conclusive),
+        judged=judge(gains(scores, best)),
+    )
 
 
 def _verdict(above: Estimate, chances: _Chances, conclusive: bool) -> Verdict:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vfl.config import Experiment, Locations, ValueSettings, with_overrides
 from vfl.config.toml import several
+from vfl.config.validate import STUDIES
 from vfl.core.errors import DataError, RunFolderError
 from vfl.core.registry import command_of
 from vfl.experiments.attack_grid import grid_cells
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from vfl.experiments.on_ray import RayCluster
 
 Kind = Literal["compare", "grid", "value"]
-_TABLES: tuple[Kind, ...] = ("compare", "grid", "value")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def plan_study(kind: Kind, experiment: Experiment, locations: Locations | None =
         SpecError: a plug-in cannot be built, or does not fit the experiment.
     """
     locations = locations or Locations()
-    alone: dict[str, Any] = {one: None for one in _TABLES if one != kind}
+    alone: dict[str, Any] = dict.fromkeys(one for one in STUDIES if one != kind)
     if kind == "value":
         alone["value"] = experiment.value or ValueSettings()
     if experiment.data.split is None and experiment.label.task == "classification":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfl.config import Experiment, PartySettings, TraceSettings, ValueSettings
 from vfl.config.run_folder import RunFolder
-from vfl.config.validate import check_one_label_party
+from vfl.config.validate import STUDIES, check_one_label_party
 from vfl.core.errors import RunFolderError
 from vfl.core.storage import stamp, write_json
 from vfl.core.traffic import Ledger
@@ -56,8 +56,8 @@ def value_cells(experiment: Experiment) -> list[Cell]:
     check_one_label_party(experiment, "vfl value")
     settings = value_settings_of(experiment)
     plain = experiment.model_copy(
-        update={"compare": None, "grid": None, "value": None, "trace": TraceSettings()}
-        | {"codec": "none", "defense": "none", "secure": "none"}
+        update=dict.fromkeys(STUDIES)
+        | {"trace": TraceSettings(), "codec": "none", "defense": "none", "secure": "none"}
     )
     label = experiment.label.party
     own = {name: {name: experiment.parties[name]} for name in experiment.parties}
@@ -136,7 +136,7 @@ def plan_alone(path: Path) -> tuple[Experiment, list[Cell]]:
             )
         found = run.experiment()
         trainings = {str(found.seed): found}
-    asked = {"compare": None, "grid": None}
+    asked: dict[str, Any] = dict.fromkeys(STUDIES)
     cells = []
     for repeat, one in trainings.items():
         settings = ValueSettings(seeds=(one.seed,), codecs=(), defenses=())

@@ -57,7 +57,7 @@ from vfl.experiments.pages.charts import (
 )
 from vfl.experiments.pages.sections import Content, Section, Strip
 from vfl.experiments.pictures import kept_pictures
-from vfl.experiments.results import TEST, TRAINING, LoadedGrid, Record
+from vfl.experiments.results import TEST, TRAINING, LoadedGrid, Record, grouped
 from vfl.experiments.scores import OF_CELL, read_scores
 from vfl.experiments.tables import (
     MEASURES,
@@ -89,12 +89,9 @@ def tradeoffs(
         yield _tradeoff(title, entries, values, place, measure)
     middle = len(leaks) // 2
     allowed = leaked(rows, leaks[middle])
+    found = {defense: by_attack(own) for (defense,), own in grouped(allowed, "training").items()}
     for attack in dict.fromkeys(row.attacker for row in allowed):
-        values = {}
-        for one in entries:
-            found = by_attack(row for row in allowed if row.training == one.defense)
-            if attack in found:
-                values[one.defense] = mean_of(found[attack])
+        values = {defense: mean_of(own[attack]) for defense, own in found.items() if attack in own}
         title = f"{attack} at k = {leaks[middle]}"
         yield _tradeoff(title, entries, values, middle, measure)
 
@@ -147,8 +144,9 @@ def attack_advantages(
     rows: Sequence[Record], entries: Sequence[LeaderboardEntry]
 ) -> Iterator[Drawing]:
     """Yield a chart per defense: each attack's advantage over the best baseline, by k."""
+    attacked = {defense: own for (defense,), own in grouped(rows, "training").items()}
     for entry in entries:
-        own = [row for row in rows if row.training == entry.defense]
+        own = attacked[entry.defense]
         points: dict[str, list[tuple[float, float]]] = {}
         for x, one in enumerate(entry.standings):
             best = one.baseline_value.mean
