@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, StepContext
-from vfl.compression.coding.values import all_finite
+from vfl.compression.coding.values import require_finite
 from vfl.compression.quantise import Quantise
-from vfl.core.errors import NonFiniteError
 from vfl.core.frame import Payload
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import generator
@@ -71,8 +70,7 @@ class Bound(Codec):
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
         if not context.training:
             return Encoded(self._vectors.encode(cut, context).payload, None)
-        if not all_finite(cut):
-            raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
+        require_finite(cut)
         return Encoded(self._vectors.encode(self._bind(cut), context).payload, None)
 
     def decode(
@@ -84,8 +82,7 @@ class Bound(Codec):
         return Decoded(self._read(vectors, rows), None)
 
     def encode_grad(self, grad: Tensor, saved: Any, context: StepContext = INFERENCE) -> Payload:
-        if not all_finite(grad):
-            raise NonFiniteError("a gradient holds NaN or Inf", fix="lower the learning rate")
+        require_finite(grad, "a gradient")
         if not context.training:
             return self._vectors.encode_grad(grad, None, context)
         return self._vectors.encode_grad(self._bind(grad), None, context)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, StepContext
 from vfl.compression.coding.bits import from_bits, pack, packed_bytes, to_bits, unpack
-from vfl.compression.coding.values import GradientCode, all_finite
+from vfl.compression.coding.values import GradientCode, require_finite
 from vfl.compression.none import dense_bytes, dense_tensor
-from vfl.core.errors import CorruptFrameError, NonFiniteError, TruncatedFrameError, WidthError
+from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
 from vfl.core.frame import Payload
 from vfl.core.registry import MOST_WEIGHT, require_range
 from vfl.core.seeds import generator
@@ -87,8 +87,7 @@ class ProductQuantise(Codec):
     def encode(self, cut: Tensor, context: StepContext = INFERENCE) -> Encoded:
         if not context.training:
             return Encoded(dense_bytes(cut), None)
-        if not all_finite(cut):
-            raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
+        require_finite(cut)
         if not len(cut):
             return Encoded(b"", None)
         codebook, codes = self._clustered(cut)

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, StepContext
-from vfl.compression.coding.bits import from_bits, pack, packed_bytes, to_bits, unpack
+from vfl.compression.coding.bits import from_bits, pack, packed_bytes, require_head, to_bits, unpack
 from vfl.compression.coding.values import (
     LARGEST_BFLOAT16,
-    all_finite,
     bfloat16_above,
     bfloat16_below,
     dequantise,
     from_bfloat16,
     nearest_bfloat16,
     quantise,
+    require_finite,
 )
 from vfl.compression.quantise import Quantise
-from vfl.core.errors import CorruptFrameError, NonFiniteError, TruncatedFrameError, UserError
+from vfl.core.errors import CorruptFrameError, TruncatedFrameError, UserError
 from vfl.core.frame import Payload
 from vfl.core.registry import require_range
 
@@ -235,12 +235,7 @@ def unpack_columns(body: memoryview, rows: int, columns: int, mean_bits: float) 
         FrameError: `pack_columns` could not have made these bytes.
     """
     head = 2 * _COLUMN_BYTES * columns
-    if len(body) < head:
-        raise TruncatedFrameError(
-            "a payload ends inside the range limits of its columns",
-            got=f"{len(body)} bytes",
-            want=f"{head} or more",
-        )
+    require_head(body, head, "the range limits of its columns")
     ends = np.frombuffer(body[:head], "<u2").astype(np.uint16).reshape(2, columns)
     if ((ends & 0x7FFF) > LARGEST_BFLOAT16).any():
         raise CorruptFrameError("a payload's range of values is not finite")
@@ -284,23 +279,13 @@ def _bfloat16(values: Floats) -> bytes:
 def _read_kept(view: memoryview, width: int) -> tuple[_Kept, memoryview]:
     """Read which columns a payload contains; return them, and the rest of the payload."""
     head = -(-width // 8)
-    if len(view) < head:
-        raise TruncatedFrameError(
-            "a payload ends inside its set of columns",
-            got=f"{len(view)} bytes",
-            want=f"{head} or more",
-        )
+    require_head(view, head, "its set of columns")
     marked = np.unpackbits(np.frombuffer(view[:head], np.uint8)).astype(np.bool_)
     columns, count = marked[:width], int(marked[:width].sum())
     if marked[width:].any() or not count:
         raise CorruptFrameError("a payload's set of columns does not fit this cut")
     stop = head + _COLUMN_BYTES * count
-    if len(view) < stop:
-        raise TruncatedFrameError(
-            "a payload ends inside the factors of its columns",
-            got=f"{len(view)} bytes",
-            want=f"{stop} or more",
-        )
+    require_head(view, stop, "the factors of its columns")
     sent = np.frombuffer(view[head:stop], "<u2").astype(np.uint16)
     # The check looks at the bits, because the conversion of a signalling NaN would raise a
     # floating-point error.
@@ -323,6 +308,5 @@ def _empty(payload: Payload, width: int) -> Tensor:
 
 
 def _finite(values: Tensor, what: str) -> Floats:
-    if not all_finite(values):
-        raise NonFiniteError(f"{what} holds NaN or Inf", fix="lower the learning rate")
+    require_finite(values, what)
     return values.numpy().astype(np.float64)

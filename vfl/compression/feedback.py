@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from vfl.compression.base import INFERENCE, Codec, Decoded, Encoded, StepContext
-from vfl.compression.coding.values import GradientCode
+from vfl.compression.coding.bits import require_head
+from vfl.compression.coding.values import GradientCode, require_finite
 from vfl.compression.none import dense_bytes, dense_tensor
 from vfl.compression.packed import PackedCodec
 from vfl.compression.quantise import Quantise
 from vfl.compression.topk import TopK
-from vfl.core.errors import NonFiniteError, TruncatedFrameError
 from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
@@ -128,8 +128,8 @@ class RowFeedback(Codec):
         batch = self._surrogates.of(context.positions(rows), width)
         whole, some = self._parts(batch)
         difference = cut[some] - batch.surrogates[some]
-        if not torch.isfinite(cut[whole]).all() or not torch.isfinite(difference).all():
-            raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
+        require_finite(cut[whole])
+        require_finite(difference)
         changes = self._of.encode(difference, context).payload
         payload = bytes(dense_bytes(cut[whole])) + bytes(changes)
         # stores the estimates as the decoder will
@@ -144,9 +144,7 @@ class RowFeedback(Codec):
         batch = self._surrogates.of(context.positions(rows), width)
         whole, some = self._parts(batch)
         dense, view = 4 * width * int(whole.sum()), memoryview(payload)
-        if len(view) < dense:
-            got, want = f"{len(view)} bytes", f"{dense} or more"
-            raise TruncatedFrameError("a payload ends inside its new rows", got=got, want=want)
+        require_head(view, dense, "its new rows")
         moved = batch.surrogates.clone()
         moved[whole] = dense_tensor(view[:dense], int(whole.sum()), width)
         moved[some] += self._of.decode(view[dense:], int(some.sum()), width, context).cut

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vfl.compression.base import INFERENCE, Codec, Counts, Decoded, Encoded, StepContext, Symbols
 from vfl.compression.coding import padding
-from vfl.compression.coding.bits import Codes, Indices, Layout
+from vfl.compression.coding.bits import Codes, Indices, Layout, require_head
 from vfl.compression.coding.layouts import new_layout
 from vfl.compression.coding.values import (
     AffineValues,
@@ -21,9 +21,9 @@ from vfl.compression.coding.values import (
     GradientCode,
     ValueCode,
     Values,
-    all_finite,
+    require_finite,
 )
-from vfl.core.errors import BadOptionError, CorruptFrameError, NonFiniteError, TruncatedFrameError
+from vfl.core.errors import BadOptionError, CorruptFrameError
 from vfl.core.frame import Payload
 from vfl.core.registry import require_choice
 
@@ -151,10 +151,7 @@ class PackedCodec(Codec):
         view, tag = memoryview(payload), self._tag(layout)
         head = len(tag)
         body = head + groups * self._code.scale_bytes
-        if len(view) < body:
-            raise TruncatedFrameError(
-                "a payload ends inside its scales", got=f"{len(view)} bytes", want=f"{body} or more"
-            )
+        require_head(view, body, "its scales")
         if view[:head] != tag:
             raise CorruptFrameError(
                 "a payload was made with other counts, or with other limits of ranges",
@@ -320,8 +317,8 @@ class DenseCodec(PackedCodec):
 
     def choose(self, cut: Tensor, context: StepContext) -> Chosen:
         stays = cut.device.type != "cpu" and self._stays
-        if not (self._code.checks and not stays) and not all_finite(cut):
-            raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
+        if stays or not self._code.checks:
+            require_finite(cut)
         indices = np.zeros((len(cut), 0), np.int64)
         return Chosen(indices, cut if stays else cut.cpu().contiguous().numpy(), None)
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from vfl.compression.base import INFERENCE, Decoded, Encoded, StepContext, Symbols
+from vfl.compression.coding.bits import require_head
 from vfl.compression.coding.values import value_code
 from vfl.compression.packed import DenseCodec, Pad, Scale
 from vfl.compression.topk import TopK
-from vfl.core.errors import TruncatedFrameError, WidthError
+from vfl.core.errors import WidthError
 from vfl.core.frame import Payload
 from vfl.core.registry import require_range
 
@@ -89,12 +90,7 @@ class Quantise(DenseCodec):
         if self._apart is None:
             return super().decode(payload, rows, width, context)
         view, head = memoryview(payload), self._apart.layout(width).limit_bytes(rows)
-        if len(view) < head:
-            raise TruncatedFrameError(
-                "a payload ends inside its outliers",
-                got=f"{len(view)} bytes",
-                want=f"{head} or more",
-            )
+        require_head(view, head, "its outliers")
         self._apart.device = self.device
         large, indices = self._apart.decode(view[:head], rows, width, context)
         cut, saved = super().decode(view[head:], rows, width, context)

@@ -24,10 +24,10 @@ from torch import Tensor
 from vfl.compression.base import INFERENCE, Counts, Decoded, StepContext, Symbols
 from vfl.compression.coding import loops
 from vfl.compression.coding.bits import Indices, Layout, index_bits
-from vfl.compression.coding.values import Values, value_code
+from vfl.compression.coding.values import Values, not_finite, value_code
 from vfl.compression.packed import Chosen, PackedCodec, Pad, Scale
 from vfl.core import compiled
-from vfl.core.errors import NonFiniteError, UserError, WidthError
+from vfl.core.errors import UserError, WidthError
 from vfl.core.frame import Payload
 from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import Secret
@@ -243,12 +243,12 @@ def find_top(cut: Tensor, k: int) -> Top:
     if compiled.COMPILED and k <= loops.MOST_INDICES:
         found = np.empty((len(cut), k), np.int64)
         if not loops.find_top(cut.contiguous().view(torch.int32).numpy(), found, tied):
-            raise _not_finite()
+            raise not_finite("a cut")
         return Top(found, tied)
     magnitude = cut.abs()
     largest, indices = (each.numpy() for each in torch.topk(magnitude, k, dim=1))
     if not largest.max(initial=0) < np.inf:  # NaN sorts above Inf, and Inf above finite values
-        raise _not_finite()
+        raise not_finite("a cut")
     size, least = magnitude.numpy(), largest[:, -1:]
     enough = size >= least
     if np.count_nonzero(enough) > indices.size:
@@ -269,15 +269,8 @@ def _find_top_on_card(cut: Tensor, k: int) -> Top:
     tied = sizes[:, k - 1] == sizes[:, k] if width > k else torch.zeros_like(sizes[:, 0])
     found = torch.cat([indices, tied[:, None].long(), sizes[:, :1]], dim=1).cpu().numpy()
     if found[:, -1].max(initial=0) >= _INFINITE:
-        raise _not_finite()
+        raise not_finite("a cut")
     return Top(np.ascontiguousarray(found[:, :k]), found[:, k].astype(np.bool_))
-
-
-def _not_finite() -> NonFiniteError:
-    return NonFiniteError(
-        "a cut holds NaN or Inf",
-        fix="lower the learning rate",
-    )
 
 
 def _lower_of_tied(size: np.ndarray, least: np.ndarray, k: int) -> Indices:

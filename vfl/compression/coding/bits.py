@@ -191,6 +191,20 @@ def require_bytes(payload: Payload, wanted_bytes: int, rows: int) -> None:
         )
 
 
+def require_head(payload: Payload, wanted_bytes: int, what: str) -> None:
+    """Refuse a payload that ends before the end of its part `what`.
+
+    Raises:
+        TruncatedFrameError: the payload is too short.
+    """
+    if len(payload) < wanted_bytes:
+        raise TruncatedFrameError(
+            f"a payload ends inside {what}",
+            got=f"{len(payload)} bytes",
+            want=f"{wanted_bytes} or more",
+        )
+
+
 def gather_marked(numbers: np.ndarray, mask: Mask) -> np.ndarray:
     """Return the numbers at the positions that a mask marks, as a flat array."""
     if not compiled.COMPILED:

@@ -31,6 +31,7 @@ from vfl.compression.coding.bits import (
     pack,
     pack_codes,
     packed_bytes,
+    require_head,
     require_rows,
     spread_marked,
     supports,
@@ -49,7 +50,7 @@ from vfl.compression.coding.range_coder import (
     symbols_limit_bytes,
 )
 from vfl.core.compiled import compiled, native
-from vfl.core.errors import CorruptFrameError, TruncatedFrameError, WidthError
+from vfl.core.errors import CorruptFrameError, WidthError
 
 #: Largest number of counts of indices in an adaptive packer; counts and shares then take 16 MB.
 COUNTS_LIMIT = 2**21
@@ -109,7 +110,7 @@ class DenseBitmap(Layout):
 
     def unpack(self, body: memoryview, rows: int) -> tuple[Indices, Codes]:
         end = packed_bytes(rows, self.k)
-        _require_head(body, end, "bitmap")
+        require_head(body, end, "its bitmap")
         used = unpack(body[:end], rows, self.k).astype(np.bool_)
         count = int(np.count_nonzero(used))
         if self.code_bits > _BYTE:
@@ -160,21 +161,12 @@ class DenseEnumerative(DenseBitmap):
         """Return the number of non-zero values in each row of a payload."""
         bits = rows * self._count_bits
         end = packed_bytes(1, bits)
-        _require_head(body, end, "counts")
+        require_head(body, end, "its counts")
         spelt = np.unpackbits(np.frombuffer(body[:end], np.uint8))[:bits]
         counts = from_bits(spelt.reshape(rows, self._count_bits), self._count_bits, 1)[:, 0]
         if (counts > self.k).any():
             raise CorruptFrameError("a payload states more values for a row than its width")
         return counts
-
-
-def _require_head(body: memoryview, wanted_bytes: int, what: str) -> None:
-    if len(body) < wanted_bytes:
-        raise TruncatedFrameError(
-            f"a payload ends inside its {what}",
-            got=f"{len(body)} bytes",
-            want=f"{wanted_bytes} or more",
-        )
 
 
 def _placed(used: Mask, spelt: Bits) -> tuple[Indices, Codes]:

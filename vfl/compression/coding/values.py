@@ -454,7 +454,7 @@ def _outer(grouped: Values) -> Values:
         grouped.min(axis=1, out=outer[:, 0])
         grouped.max(axis=1, out=outer[:, 1])
     if not np.isfinite(outer).all():
-        raise NonFiniteError("a cut holds NaN or Inf", fix="lower the learning rate")
+        raise not_finite("a cut")
     return outer
 
 
@@ -496,8 +496,7 @@ class GradientCode:
         Raises:
             NonFiniteError: a gradient is NaN or Inf.
         """
-        if not all_finite(grad):
-            raise NonFiniteError("a gradient holds NaN or Inf", fix="lower the learning rate")
+        require_finite(grad, "a gradient")
         values = grad.cpu().contiguous().numpy()
         if self._float_bytes:
             flat = values if mask is None else gather_marked(values, mask)
@@ -549,6 +548,21 @@ class GradientCode:
 def all_finite(values: Tensor) -> bool:
     """Return whether all values are finite; minimum and maximum suffice, as NaN spreads."""
     return not values.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(values))).all())
+
+
+def require_finite(values: Tensor, what: str = "a cut") -> None:
+    """Refuse values that contain NaN or infinity; `what` names them in the error.
+
+    Raises:
+        NonFiniteError: a value is not finite.
+    """
+    if not all_finite(values):
+        raise not_finite(what)
+
+
+def not_finite(what: str) -> NonFiniteError:
+    """Return the error about a cut or a gradient that contains NaN or infinity."""
+    return NonFiniteError(f"{what} holds NaN or Inf", fix="lower the learning rate")
 
 
 def _draws(shape: tuple[int, ...], context: StepContext) -> np.ndarray | float:
