@@ -312,10 +312,10 @@ class Engine(Peer):
     ) -> list[Tensor]:
         """At the dealer, share values; only the last holder receives a message."""
         numbers, last = numbers or self.numbers, self.holders - 1
-        flat = [value.reshape(-1) for value in values]
+        flat, shapes = [value.reshape(-1) for value in values], [value.shape for value in values]
         rest = flat[0] if len(flat) == 1 else torch.cat(flat)
         for holder in range(last):
-            rest = numbers.sub(rest, self.pad(holder, rest.shape, name, number))
+            rest = numbers.sub(rest, self._dealt_pad(holder, shapes, name, number))
         self._send_dealt(rest, number, phase, numbers)
         return [self._blank(value.shape) for value in values]
 
@@ -325,8 +325,11 @@ class Engine(Peer):
         """At a holder, return its share of the values that the dealer shares by `_deal`."""
         if self.role == self.holders - 1:
             return self._receive_dealt(shapes, number, numbers or self.numbers)
-        size = sum(math.prod(shape) for shape in shapes)
-        return parted(self.pad(self.dealer, (size,), name, number), shapes)
+        return parted(self._dealt_pad(self.dealer, shapes, name, number), shapes)
+
+    def _dealt_pad(self, peer: int, shapes: Sequence[Shape], name: str, number: int) -> Tensor:
+        """Draw the share of dealt values that a holder and the dealer both draw; one axis."""
+        return self.pad(peer, (sum(map(math.prod, shapes)),), name, number)
 
     def _send_dealt(self, rest: Tensor, number: int, phase: str, numbers: Ring) -> None:
         self.channels[self.holders - 1].send([rest], number, phase)

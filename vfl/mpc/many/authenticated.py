@@ -59,32 +59,14 @@ class AuthenticatedMember(BeaverEngine):
     def agree(self, terms: Mapping[str, Any], session: str, attempt: int = 0) -> None:
         """See `Peer.agree`; afterwards every holder also has a share of the MAC key."""
         super().agree({**terms, "mac": True}, session, attempt)
+        number = self.next_number()
         if self.deals:
-            self._alpha = fresh(()).reshape(())
-        (self._alpha,) = self._spread_out([self._alpha], [()], "key", self.next_number())
+            self._alpha = fresh(())
+            super()._deal([self._alpha], "key", number)
+        else:
+            (self._alpha,) = super()._dealt([()], "key", number)
 
     # Values that the dealer knows and shares.
-
-    def _spread_out(
-        self, values: Sequence[Tensor], shapes: Sequence[Sequence[int]], name: str, number: int
-    ) -> list[Tensor]:
-        """Share the dealer's values by one message; the dealer gets the values themselves."""
-        last = self.holders - 1
-        if not self.deals:
-            if self.role == last:
-                return self.channels[self.dealer].receive(shapes, number)
-            return [
-                FIELD.lift(self.pad(self.dealer, shape, name, at, number) & P)
-                for at, shape in enumerate(shapes)
-            ]
-        rest = []
-        for at, value in enumerate(values):
-            for holder in range(last):
-                pad = self.pad(holder, value.shape, name, at, number) & P
-                value = FIELD.sub(value, FIELD.lift(pad))
-            rest.append(value)
-        self.channels[last].send(rest, number, "offline")
-        return list(values)
 
     def dealt(
         self, make: Callable[[], Sequence[Tensor]], shapes: Sequence[Sequence[int]], name: str
@@ -101,7 +83,7 @@ class AuthenticatedMember(BeaverEngine):
 
     def _deal(self, values: Sequence[Tensor], name: str, number: int, **_: Any) -> list[Tensor]:
         both = [torch.stack([value, FIELD.mul(value, self._alpha)]) for value in values]
-        self._spread_out(both, [], name, number)
+        super()._deal(both, name, number)
         return [self._blank(value.shape) for value in values]
 
     def _dealt(
@@ -110,7 +92,11 @@ class AuthenticatedMember(BeaverEngine):
         if found := self._parts:  # the dealer dealt these shares together with their mask
             self._parts = []
             return found
-        return self._spread_out([], [(2, *shape) for shape in shapes], name, number)
+        return super()._dealt([(2, *shape) for shape in shapes], name, number)
+
+    def _dealt_pad(self, peer: int, shapes: Sequence[Shape], name: str, number: int) -> Tensor:
+        pads = [self.pad(peer, shape, name, at, number) for at, shape in enumerate(shapes)]
+        return FIELD.lift(torch.cat([each.reshape(-1) for each in pads]) & P)
 
     def _masks(self, shares: Sequence[Tensor], number: int) -> list[Tensor]:
         shapes = [each.shape[1:] for each in shares]
