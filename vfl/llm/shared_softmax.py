@@ -48,7 +48,7 @@ from vfl.llm.weights import BLOCK
 from vfl.mpc.engine import masked_product
 from vfl.mpc.numbers import RING, Ring
 from vfl.mpc.ring import ELEMENT_BITS
-from vfl.mpc.rules import P0, P1, P2
+from vfl.mpc.rules import P1
 from vfl.mpc.shares import blank
 
 #: Number of openings in one softmax; the two messages of an opening travel at the same time.
@@ -107,7 +107,7 @@ class SharingRole(Role):
             self._by_row(parts, inverse, rows), parts.bits + inverse_bits, ring_of_product
         )
         found = self._normalised(nearly, rows, bits, ring)
-        return self._known(found)
+        return self._shared_again(found, "again", self.next_number())
 
     def _largest(self, scores: Shared, rows: Tensor, lengths: Tensor) -> Tensor:
         """Return each row's largest score, rounded.
@@ -208,21 +208,6 @@ class SharingRole(Role):
         f, wrapped = f[rows], 1 - (c >> _NEARLY_RING - 1) << _NEARLY_RING
         share = (c - _OFFSET) * y[rows] - f * whole - whole_t + wrapped * (f * top + top_t)
         return Shared(share, _NEARLY + _SECOND, numbers.bits).dropped(drop)
-
-    def _known(self, shared: Shared) -> Shared:
-        """Share values anew, so that P1's share is a pad that P1 knows in advance.
-
-        P1 sends one message to P0.
-        """
-        number, share = self.next_number(), shared.share
-        if self.role == P1:
-            pad = self._kept(lambda: self.pad(P2, share.shape, "again", number))
-            if not self.offline:
-                self._send(P0, number, (share - pad, shared.ring))
-            share = pad
-        elif self.role == P0 and not self.offline:
-            share = share + self._receive(P1, number, (share.shape, shared.ring))[0]
-        return Shared(share, shared.bits, shared.ring, known=self._fast)
 
     def _totals(self, shared: Shared, rows: Tensor) -> Shared:
         """Return the sum of each row, as shares."""

@@ -54,7 +54,7 @@ from vfl.llm.weights import (
     room_for,
     scaled,
 )
-from vfl.mpc.channel import Shape
+from vfl.mpc.channel import Shape, split_payload
 from vfl.mpc.engine import Engine, masked_product
 from vfl.mpc.in_process import LocalParties
 from vfl.mpc.numbers import RING, Ring
@@ -423,21 +423,27 @@ class Role(Engine):
             ring: number of bits of the ring in which the next product takes the values.
             where: name of the values, for error messages.
         """
-        number = self.next_number()
-        if self.form.mode == "thesis":
-            own = self.role == P1 and not self.offline
-            share = self.encode(_given(values), bits, where, ring - 1 - bits) if own else None
-            zeros = torch.zeros(tuple(shape), dtype=torch.int64)
-            return Shared(zeros if share is None else share, bits, ring)
-        share = blank(shape)
+        number, share = self.next_number(), blank(shape)
+        if self.role == P1 and not self.offline:
+            assert values is not None, "P1 has its own values"
+            share = self.encode(values, bits, where, ring - 1 - bits)
+        shared = Shared(share, bits, ring)
+        return self._shared_again(shared, "question", number) if self._fast else shared
+
+    def _shared_again(self, shared: Shared, purpose: str, number: int) -> Shared:
+        """Share values anew in fast mode, so that P1's share is a pad that P1 knows in advance.
+
+        P1 sends one message to P0.
+        """
+        share = shared.share
         if self.role == P1:
-            share = self._kept(lambda: self.pad(P2, shape, "question", number))
+            pad = self._kept(lambda: self.pad(P2, share.shape, purpose, number))
             if not self.offline:
-                exact = encode(_given(values), bits, where, ring - 1 - bits)
-                self._send(P0, number, (exact - share, ring))
+                self._send(P0, number, (share - pad, shared.ring))
+            share = pad
         elif self.role == P0 and not self.offline:
-            (share,) = self._receive(P1, number, (shape, ring))
-        return Shared(share, bits, ring, known=True)
+            share = share + self._receive(P1, number, (share.shape, shared.ring))[0]
+        return replace(shared, share=share, known=True)
 
     def encode(self, values: Tensor, bits: int, where: str, integer_bits: int) -> Tensor:
         """Return real numbers as elements of the ring; see `vfl.mpc.ring.encode`."""
@@ -1065,12 +1071,12 @@ class Role(Engine):
     def _receive_whole(self, peer: int, number: int, *parts: Wanted) -> list[Tensor]:
         sizes = [packed_bytes(torch.Size(part[0]).numel(), part[1]) for part in parts]
         payload = self.channels[peer].receive_bytes(number, sum(sizes))
-        found, start = [], 0
-        for (shape, *widths), size in zip(parts, sizes, strict=True):
-            part, start = payload[start : start + size], start + size
-            count = torch.Size(shape).numel()
-            found.append(unpack_elements(part, count, *widths).reshape(tuple(shape)))
-        return found
+        return [
+            unpack_elements(raw, torch.Size(shape).numel(), *widths).reshape(tuple(shape))
+            for raw, (shape, *widths) in zip(
+                split_payload(payload, sizes, None), parts, strict=True
+            )
+        ]
 
 
 class LocalRoles(LocalParties[Role]):
@@ -1146,11 +1152,6 @@ def _as_bits(elements: Tensor, shape: tuple[int, int]) -> Tensor:
     """Make uniform random sets of positions from uniform words; bool of axes `shape`."""
     words, count = elements.numpy().view(np.uint8), shape[0] * shape[1]
     return torch.from_numpy(np.unpackbits(words, count=count) > 0).reshape(shape)
-
-
-def _given(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None, "the party that needs the value has it"
-    return tensor
 
 
 def _other_material() -> ReusedPadError:

@@ -140,6 +140,8 @@ class Party(Engine, ABC):
             with a key that identifies its operation.
     """
 
+    part = ()
+
     def __init__(self, role: int, links: Mapping[int, Link], rules: Rules) -> None:
         super().__init__(role, links, len(HOLDERS), rules.record())
         self.rules = rules

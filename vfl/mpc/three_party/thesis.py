@@ -8,17 +8,22 @@ openings and the index lists of the division, so a product takes two sequential 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from vfl.mpc.engine import masked_product
-from vfl.mpc.rules import P0, P1, P2
+from vfl.mpc.rules import P0, P1
 from vfl.mpc.shares import SharedTensor
 from vfl.mpc.three_party.party import Dealer, Party, Product, ShareHolder
 
 
 class Thesis(Party):
     """A party in thesis mode; the steps in this class are the same at all three parties."""
+
+    def _factor_masks(self, product: Product) -> tuple[Tensor, Tensor]:
+        """Return a holder's parts of the masks of both factors; at the dealer, the whole masks."""
+        left, right, number = product.left.shape, product.right.shape, product.number
+        u = self._mask(left, "left mask", number=number)
+        return u, self._mask(right, "right mask", number=number)
 
     def open(self, *tensors: SharedTensor, phase: str = "online") -> list[SharedTensor]:
         # Each product opens its factors itself, so this operation does nothing and is not counted.
@@ -31,8 +36,7 @@ class ThesisHolder(Thesis, ShareHolder):
     def _product(self, product: Product, more: list[Tensor]) -> list[Tensor]:
         left, right, operation = product.left, product.right, product.operation
         number, truncations = product.number, product.truncations
-        u = self.pad(P2, left.shape, "left mask", number)
-        v = self.pad(P2, right.shape, "right mask", number)
+        u, v = self._factor_masks(product)
         own = [left.share - u, right.share - v]
         shapes = [each.shape for each in own]
         if self.first:
@@ -57,9 +61,5 @@ class ThesisDealer(Thesis, Dealer):
     """P2 in thesis mode, which deals for each product at the time of its computation."""
 
     def _deal_product(self, product: Product) -> None:
-        number = product.number
-        masks = []
-        for operand, purpose in ((product.left, "left mask"), (product.right, "right mask")):
-            halves = [self.pad(holder, operand.shape, purpose, number) for holder in (P0, P1)]
-            masks.append(torch.add(*halves))
-        self._deal([product.operation(*masks)], "product", number)
+        masks = self._factor_masks(product)
+        self._deal([product.operation(*masks)], "product", product.number)
