@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import re
+import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -120,6 +121,10 @@ class MaterialStore(Spending[Used]):
         names = sorted(path.name.removesuffix(_LEFT) for path in self.folder.glob(f"*{_LEFT}"))
         return [name for name in names if not self._path(name).exists()]
 
+    def names_of(self, kind: str) -> list[str]:
+        """Return the names of unused material for questions of one kind, in order."""
+        return [name for name in self.names() if kind_in(name) == kind]
+
     def _use(self, name: str) -> None:
         self._write(Used(run=name))
         sync_folder(self.folder)
@@ -148,6 +153,20 @@ class MaterialStore(Spending[Used]):
             want="unused material from the dealer",
             fix="deal again; masks that two questions share disclose their difference",
         )
+
+
+def new_name(kind: str) -> str:
+    """Return a new name of material for questions of this kind; it is unique."""
+    return f"{kind}-{secrets.token_hex(8)}"
+
+
+def kind_in(name: str) -> str:
+    """Return the kind of questions for which the material of this name was dealt.
+
+    >>> kind_in("8-24x3-0123456789abcdef")
+    '8-24x3'
+    """
+    return name.rpartition("-")[0]
 
 
 def _as_bytes(tensor: Tensor) -> bytes:

@@ -26,7 +26,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ from vfl.core.traffic import CONTROL
 from vfl.core.version import VERSION
 from vfl.llm.file import LlmFile, LlmParty
 from vfl.llm.ledger import questions_of
-from vfl.llm.material import MaterialStore
+from vfl.llm.material import MaterialStore, kind_in, new_name
 from vfl.llm.private_decoder import (
     OnToken,
     PrivateLayers,
@@ -636,6 +636,15 @@ class Party:
         found = read_sealed_json(path, Seal("setup", self.name, None))
         return found if found.get("stored") == _STORED else {}
 
+    def known(self) -> str:
+        """Return the identifier of the shared weights that this party can use; "" without any."""
+        return str(self.setup().get("setup", ""))
+
+    def unused(self) -> list[str]:
+        """Return the names of the unused material for these weights."""
+        known = self.known()
+        return self.store(known).names() if known else []
+
     def store(self, setup: str) -> MaterialStore:
         """Return the store of the material that belongs to one sharing of the weights."""
         return MaterialStore(self.folder / f"material-{setup}", self.name, setup)
@@ -760,10 +769,9 @@ class Owner(Party):
             )
         return model
 
-    def _known(self) -> str:
-        """Return the identifier of the sharing of exactly these weights; "" without such one."""
-        facts = self.setup()
-        return str(facts["setup"]) if facts.get("weights") == self.digest else ""
+    def known(self) -> str:
+        """See `Party`; a sharing of other weights than these does not count."""
+        return super().known() if self.setup().get("weights") == self.digest else ""
 
     def _deal(self, wire: Wire, asked: Talk) -> None:
         account = Account()
@@ -787,7 +795,7 @@ class Owner(Party):
         self, streams: ExitStack, wire: Wire, asked: Talk, account: Account
     ) -> tuple[Talk, Wire]:
         """Return the plan of a dealing for user and dealer, and the stream to the dealer."""
-        known = self._known()
+        known = self.known()
         waiting = asked.questions * asked.texts
         if known:
             store = self.store(known)
@@ -803,7 +811,7 @@ class Owner(Party):
         theirs = dealer.receive_talk()
         fresh = not known or {known} != {theirs.setup, asked.setup}
         setup = secrets.token_hex(16) if fresh else known
-        names = tuple(f"{asked.kind}-{secrets.token_hex(8)}" for _ in range(asked.questions))
+        names = tuple(new_name(asked.kind) for _ in range(asked.questions))
         plan = plan.model_copy(update={"setup": setup, "fresh": fresh, "names": names})
         dealer.send_talk(plan)
         wire.send_talk(plan)
@@ -811,10 +819,10 @@ class Owner(Party):
 
     def _answer(self, wire: Wire, asked: Talk, account: Account) -> None:
         with self._handshake:
-            known = self._known()
-            store = self.store(known) if known and known == asked.setup else None
-            theirs = [name for name in asked.names if name.startswith(f"{asked.kind}-")]
-            both = sorted(set(theirs) & set(store.names() if store else ()))
+            known = self.known()
+            same = known and known == asked.setup
+            own = self.store(known).names_of(asked.kind) if same else []
+            both = sorted(set(own) & set(asked.names))
             session = asked.session + secrets.token_hex(16)
             plan = asked.model_copy(update={"session": session, "names": tuple(both[:1])})
             # Check the limits first, so that the dealer makes no material for a question that the
@@ -857,7 +865,7 @@ class Dealer(Party):
         plan = owner.receive_talk()
         self.check(plan, task)
         if task == "deal":
-            owner.send_talk(self.talk("deal", 1, 1, setup=self._known()))
+            owner.send_talk(self.talk("deal", 1, 1, setup=self.known()))
             plan = owner.receive_talk()
         stream = _stream_of("user", task)
         hub.wait_all([stream], self.file.patience_s, partial(owner.watch, link))
@@ -872,7 +880,7 @@ class Dealer(Party):
         with self._handshake:
             role = self.meet(wires, plan.session)
             if task == "ask":
-                self._count(wires, plan, self._known())
+                self._count(wires, plan, self.known())
                 return
             layers = self.shared(role, plan, Account())
         store = self.store(plan.setup)
@@ -882,10 +890,6 @@ class Dealer(Party):
         owner.send_talk(plan, Kind.DONE)
         user.receive_talk(Kind.DONE)
         self.say(f"dealt for {_sizes(plan)}, times {len(plan.names)}")
-
-    def _known(self) -> str:
-        """Return the identifier of the shared weights on this disk; "" if there is none."""
-        return str(self.setup().get("setup", ""))
 
     def _count(self, wires: Mapping[LlmParty, Wire], plan: Talk, known: str) -> None:
         """Mark the material of a question as used, as the owner and the user have done.
@@ -954,8 +958,7 @@ class User(Party):
         with ExitStack() as streams:
             self._take_turn(streams, "deal")
             with self._alone():
-                known = str(self.setup().get("setup", ""))
-                left = tuple(self.store(known).names()) if known else ()
+                known, left = self.known(), tuple(self.unused())
                 asked = self.talk("deal", prompt_tokens, count, setup=known, names=left, **sizes)
                 self.require_within(asked)
                 owner = self._open(streams, "owner", account, "deal")
@@ -1101,18 +1104,12 @@ class User(Party):
         Raises:
             ConsentError: the owner's terms do not allow dealing in advance for so many questions.
         """
-        known = str(self.setup().get("setup", ""))
-        waiting = sum(map(_texts_in, self.store(known).names())) if known else 0
+        waiting = sum(map(_texts_in, self.unused()))
         self.terms.limits.require(max_dealt=waiting + questions * texts)
 
     def left(self) -> dict[str, int]:
         """Return, by kind of question, the number of batches whose material is stored."""
-        known = str(self.setup().get("setup", ""))
-        found: dict[str, int] = {}
-        for name in self.store(known).names() if known else ():
-            kind = name.rpartition("-")[0]
-            found[kind] = found.get(kind, 0) + 1
-        return found
+        return dict(Counter(map(kind_in, self.unused())))
 
     def _ask(
         self, prompts: Sequence[Sequence[int]], count: int, pick: Pick, on_token: OnToken
@@ -1120,14 +1117,12 @@ class User(Party):
         account, nonce, met = Account(), secrets.token_hex(16), time.monotonic()
         with ExitStack() as streams:
             with self._alone():
-                facts = self.setup()
-                setup = str(facts.get("setup", ""))
-                names = self.store(setup).names() if setup else []
+                facts, setup = self.setup(), self.known()
                 sizes = {"texts": len(prompts), "session": nonce, "setup": setup}
                 asked = self.talk("ask", len(prompts[0]), count, **sizes)
-                own = tuple(name for name in names if name.startswith(f"{asked.kind}-"))
+                own = self.store(setup).names_of(asked.kind) if setup else []
                 owner = self._open(streams, "owner", account, "ask")
-                owner.send_talk(asked.model_copy(update={"names": own[:64]}))
+                owner.send_talk(asked.model_copy(update={"names": tuple(own[:64])}))
                 plan = owner.receive_talk()
                 self._check_plan(plan, asked)
                 if not plan.names:
@@ -1212,7 +1207,7 @@ def _program(
 
 def _texts_in(name: str) -> int:
     """Return the number of questions in the batch that uses the material of this name."""
-    texts = name.rpartition("-")[0].partition("x")[2]
+    texts = kind_in(name).partition("x")[2]
     return int(texts) if texts else 1
 
 

@@ -13,7 +13,6 @@ and stay with P0. All three parties know the architecture and the length of a te
 from __future__ import annotations
 
 import math
-import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -30,7 +29,7 @@ from vfl.core.errors import DataError, ProtocolError, ReusedPadError
 from vfl.core.registry import require_range
 from vfl.core.seeds import generator
 from vfl.core.storage import weights_digest
-from vfl.llm.material import MaterialStore
+from vfl.llm.material import MaterialStore, kind_in, new_name
 from vfl.llm.shared_softmax import SharingRole
 from vfl.llm.two_party import Form, Function, Growing, LocalRoles, Pick, Role, Shared
 from vfl.llm.weights import Constant, LayerShape
@@ -663,7 +662,7 @@ class PrivateTransformer(Generic[_Model]):
         )
 
     def _deal(self, kind: str, program: Callable[[PrivateLayers, Role], object]) -> None:
-        name = f"{kind}-{secrets.token_hex(8)}"
+        name = new_name(kind)
 
         def prepare(party: Role) -> None:
             layers = self._layers[party.role]
@@ -688,8 +687,8 @@ class PrivateTransformer(Generic[_Model]):
 
     def _left(self, kind: str) -> list[str]:
         # An interrupted dealing may have stored the material of one party only.
-        both = set(self._stores[P1].names()).intersection(self._stores[P0].names())
-        return sorted(each for each in both if each.rpartition("-")[0] == kind)
+        own, other = (set(store.names_of(kind)) for store in self._stores)
+        return sorted(own & other)
 
     def _require_tokens(self, tokens: Sequence[int]) -> None:
         if not tokens or not all(has_token(self._shape, token) for token in tokens):
@@ -833,7 +832,7 @@ class PrivateDecoder(PrivateTransformer[Decoder]):
             ReusedPadError: the material was already used, or was dealt for other numbers of tokens.
         """
         self._require_tokens(prompt)
-        kind = name.rpartition("-")[0]
+        kind = kind_in(name)
         count = kind.rpartition("-")[2]
         if not count.isdecimal() or kind != kind_of_question(len(prompt), int(count), 1):
             raise ReusedPadError(
