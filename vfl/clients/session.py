@@ -46,7 +46,7 @@ from vfl.session.consent import (
     limits_of_links,
     most_of_an_epoch,
 )
-from vfl.session.exchange import Own, expect, refuse_augment
+from vfl.session.exchange import Own, expect
 from vfl.session.handshake import Withdrawn, attached
 from vfl.session.label import LabelParty, Objective, Records, summarise
 from vfl.session.label.asking import ServingParty
@@ -61,12 +61,11 @@ from vfl.session.store.erasure import withdraw
 from vfl.session.store.party_folder import (
     earlier_folder,
     own_alignment,
-    own_augment,
     own_checkpoints,
     own_data,
     own_folder,
     own_ledger,
-    own_secret,
+    own_state,
     trained_digests,
     unread_columns,
 )
@@ -229,12 +228,7 @@ class _PartySession:
             link = Observed(stream, self.name, "feature", [meter, *self.recorders])
             if helps:
                 return self._help(stream, link, meter)
-            secret, device = own_secret(self.party, entry), self.party.device
-            augment = own_augment(self.party, self.data)
-            own = Own(
-                secret, device=device, checkpoints=self.checkpoints, sent=sent, augment=augment
-            )
-            refuse_augment(self.terms, own)
+            own = own_state(self.party, self.terms, entry, self.data, self.checkpoints, sent)
             if self.mode.whole_network:
                 return self._share(stream, link, own, meter, entry)
             if self._in_the_middle:

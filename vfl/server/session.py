@@ -43,7 +43,7 @@ from vfl.session.consent import (
     most_of_an_epoch,
     refuse_trace,
 )
-from vfl.session.exchange import Own, refuse_augment
+from vfl.session.exchange import Own
 from vfl.session.label.asking import ServingParty
 from vfl.session.label.front import FRONTS, Play, ServingFront, serve_in_turn
 from vfl.session.label.party import AnyLabelParty, LabelParty, Records, top_step
@@ -60,12 +60,11 @@ from vfl.session.store.erasure import withdraw
 from vfl.session.store.party_folder import (
     earlier_folder,
     own_alignment,
-    own_augment,
     own_checkpoints,
     own_data,
     own_folder,
     own_ledger,
-    own_secret,
+    own_state,
     own_terms,
     require_same_top,
     unread_columns,
@@ -347,12 +346,7 @@ class LabelSession:
                 links = [limits_of_links(terms, name, split) for name in rules.peers(terms)]
                 streams = [one for own in links for one in own]
             meter.most = most_of_an_epoch(terms, split, streams)
-            secret, device = own_secret(self.party, entry), self.party.device
-            augment = own_augment(self.party, self.data)
-            own = Own(
-                secret, device=device, checkpoints=self.checkpoints, sent=sent, augment=augment
-            )
-            refuse_augment(terms, own)
+            own = own_state(self.party, terms, entry, self.data, self.checkpoints, sent)
             label, reports = self._play(own, meter)
             assert meter.standing is not None, "a session has one"
             meter.standing.conclude({report.party: report.count for report in reports})

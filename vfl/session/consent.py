@@ -109,10 +109,8 @@ def expected_bytes(terms: Terms, party: str, split: Split, shared: Layers | None
     codec = compression.make(terms.codec)
     width = codec.wire_width(terms.parties[party].width)
     return sum(
-        (codec.payload_limit(len(exchange.rows), width) if way == 0 or exchange.trains else 0)
-        + HEADER_BYTES
+        codec.payload_limit(len(exchange.rows), width) * (1 + exchange.trains) + 2 * HEADER_BYTES
         for exchange in rules.schedule(terms, split)
-        for way in range(2)
     )
 
 
@@ -248,12 +246,9 @@ def check_tasks_consent(
         batch_size=max(2, rows[Kind.CUT]),
         query_rows=max(1, rows[Kind.QUERY]),
     )
-    asked = f"{counted.parameters} parameters in top {top}"
-    found += _above(consent, "max_parameters", counted.parameters, asked)
     memory = counted.training_bytes(Optimization(terms.train).copies, 1)
     memory += _value_bytes(max(rows.values()) * mine.merged_width)
-    asked = f"about {memory} bytes of memory for top {top}"
-    found += _above(consent, "max_memory_bytes", memory, asked)
+    found += _of_size(consent, counted.parameters, memory, f"top {top}")
     _refuse(party, [*found, *_of_merger(mine, consent, max(rows.values()))])
 
 
@@ -264,11 +259,8 @@ def _of_merger(terms: Terms, consent: Consent, rows: int) -> Iterator[tuple[str,
     counted = footprint(_Merging(recipe, widths), whole, width, batch_size=max(2, rows))
     if not counted.parameters:
         return
-    asked = f"{counted.parameters} parameters in merger {terms.merge}"
-    yield from _above(consent, "max_parameters", counted.parameters, asked)
     memory = counted.training_bytes(Optimization(terms.train).copies, 1)
-    asked = f"about {memory} bytes of memory for merger {terms.merge}"
-    yield from _above(consent, "max_memory_bytes", memory, asked)
+    yield from _of_size(consent, counted.parameters, memory, f"merger {terms.merge}")
 
 
 class _Merging(Bottom):
@@ -545,8 +537,6 @@ def _of_model(
     named = [] if own_bottom else [f"bottom {asked.bottom}"]
     named += [f"defense {terms.defense}"] if terms.defense != "none" else []
     model = " and ".join([*named, f"codec {terms.codec}"])
-    parameters = f"{counted.parameters} parameters in {model}"
-    yield from _above(consent, "max_parameters", counted.parameters, parameters)
     columns, width = math.prod(row_shape), max(asked.width, codec.wire_width(asked.width))
     needed = counted.inference_bytes() + _value_bytes(rows[Kind.QUERY] * width)
     if terms.mode == "train":
@@ -559,8 +549,7 @@ def _of_model(
             copies = 2 if unaligned else 1  # one more copy, with the unaligned rows at its end
             batch += 4 * (copies * len(split.train) + unaligned) * columns
         needed = max(needed, batch)
-    memory = f"about {needed} bytes of memory for {model}"
-    yield from _above(consent, "max_memory_bytes", needed, memory)
+    yield from _of_size(consent, counted.parameters, needed, model)
 
 
 def _own_layers(terms: Terms, party: str, row_shape: Shape) -> Layers | None:
@@ -685,6 +674,14 @@ def _above(consent: Consent, limit: str, number: int, asked: str) -> Iterator[Di
     most = getattr(consent, limit)
     if number > most:
         yield asked, f"{limit.removeprefix('max_')} <= {most}"
+
+
+def _of_size(consent: Consent, parameters: int, memory: int, model: str) -> Iterator[Difference]:
+    """Yield exceeded limits of a model's number of parameters and of its memory in bytes."""
+    asked = f"{parameters} parameters in {model}"
+    yield from _above(consent, "max_parameters", parameters, asked)
+    asked = f"about {memory} bytes of memory for {model}"
+    yield from _above(consent, "max_memory_bytes", memory, asked)
 
 
 def most_rows(terms: Terms, split: Split | None) -> dict[Kind, int]:

@@ -112,12 +112,7 @@ _PROCESSOR = torch.device("cpu")
 
 #: Layer classes whose forward pass draws no random numbers. All other classes, such as a user's own
 #: classes, may draw random numbers.
-_PLAIN = (
-    nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Linear,
-    nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d,
-    nn.GroupNorm, nn.ReLU, nn.LeakyReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.MaxPool2d,
-    nn.AvgPool2d, nn.AdaptiveAvgPool2d,
-)  # fmt: skip
+_PLAIN = (*group.ROWS_APART, *group.BATCH_NORMS)
 
 
 class Draws:

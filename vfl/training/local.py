@@ -35,7 +35,7 @@ from vfl.session import (
     secure_mode,
 )
 from vfl.session.consent import check_explained
-from vfl.session.exchange import HONEST, Own
+from vfl.session.exchange import HONEST, Own, TrainedParty
 from vfl.session.label import EpochRecord, LabelParty, Objective
 from vfl.session.label.party import Beside, Records
 from vfl.session.progress import SessionProgress, Tell
@@ -47,7 +47,6 @@ from vfl.training.specs import check_beside_middle
 from vfl.transport.link import FanOut, Observed, TransportLink, local_pair
 
 if TYPE_CHECKING:
-    from vfl.clients.whole_network import WholeNetworkParty
     from vfl.server.whole_network import WholeNetworkLabel
 
 Weights = Mapping[str, Mapping[str, Tensor]]
@@ -116,7 +115,7 @@ class PartiesSession:
     label: LabelParty | WholeNetworkLabel
 
     @property
-    def beside(self) -> Sequence[FeatureParty | MiddleParty | WholeNetworkParty | LabelParty]:
+    def beside(self) -> Sequence[TrainedParty]:
         """Return all parties with weights or shares of weights, except the leading label party."""
         raise NotImplementedError
 
@@ -151,19 +150,6 @@ class PartiesSession:
             )
             for name in parties
         }
-
-    def _feature(
-        self, data: PartyData, link: Link, bottoms: Mapping[str, nn.Module]
-    ) -> FeatureParty:
-        """Build a feature party with its inputs and options."""
-        return FeatureParty(
-            data,
-            self.terms,
-            link,
-            self._own[data.name],
-            bottom=bottoms.get(data.name),
-            weights=self._weights.get(data.name),
-        )
 
     def _checkpoints(self, folder: Path | None, party: str) -> Checkpoints | None:
         if folder is None or self.terms.mode != "train":
@@ -271,7 +257,14 @@ class LocalSession(PartiesSession):
         observers, bottoms = options.get("observers", ()), options.get("bottoms") or {}
         links = self._links(between or [label, *further], connect, observers)
         self.clients = [
-            self._feature(data[name], self._link_of(name), bottoms)
+            FeatureParty(
+                data[name],
+                self.terms,
+                self._link_of(name),
+                self._own[name],
+                bottom=bottoms.get(name),
+                weights=self._weights.get(name),
+            )
             for name in self.terms.feature_parties
         ]
         self.middle: MiddleParty | None = None
@@ -280,7 +273,15 @@ class LocalSession(PartiesSession):
             here, there = connect(name)
             cuts = links.pop(name)
             links[label] = {name: Observed(here, name, "label", [self.ledger, *observers])}
-            self.middle = self._middle(name, cuts, there, bottoms)
+            self.middle = MiddleParty(
+                self.terms,
+                cuts,
+                there,
+                self._own[name],
+                model=bottoms.get(name),
+                weights=self._weights.get(name),
+                ledger=self.ledger,
+            )
         self.helper: HelperRound | None = None
         if (dealer := rules.dealer(self.terms)) is not None:
             here, there = connect(dealer)
@@ -436,19 +437,6 @@ class LocalSession(PartiesSession):
         """Return a feature party's link end, which sends to all receivers of this party's cuts."""
         ends = [own[party] for own in self._ends.values()]
         return ends[0] if len(ends) == 1 else FanOut(ends)
-
-    def _middle(
-        self, name: str, cuts: Mapping[str, Link], link: Link, models: Mapping[str, nn.Module]
-    ) -> MiddleParty:
-        return MiddleParty(
-            self.terms,
-            cuts,
-            link,
-            self._own[name],
-            model=models.get(name),
-            weights=self._weights.get(name),
-            ledger=self.ledger,
-        )
 
     def _players(self) -> list[Beside]:
         """Return all parties other than the label party, in the order in which they send."""

@@ -43,13 +43,15 @@ from vfl.session.schedule import Exchange
 LOOPBACK = "127.0.0.1"
 #: Layer classes that treat every row separately and draw no random numbers. Subclasses of these
 #: classes are not included, because they may mix rows or draw random numbers.
-_ROWS_APART = (
+ROWS_APART = (
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.GroupNorm, nn.ReLU,
     nn.LeakyReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.MaxPool2d, nn.AvgPool2d,
-    nn.AdaptiveAvgPool2d, nn.MultiheadAttention, nn.GRU, nn.LSTM,
+    nn.AdaptiveAvgPool2d,
 )  # fmt: skip
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+#: Layer classes of the same kind that draw random numbers if their attribute `dropout` is not 0.
+_WITH_DROPOUT = (nn.MultiheadAttention, nn.GRU, nn.LSTM)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 class Group(Protocol):
@@ -329,10 +331,10 @@ def fit(model: nn.Module, ranks: Ranks) -> None:
     if ranks.alone:
         return
     for name, part in model.named_modules():
-        if type(part) in _BATCH_NORMS and part.track_running_stats and part.momentum is not None:
+        if type(part) in BATCH_NORMS and part.track_running_stats and part.momentum is not None:
             part.forward = partial(_normalised, part, ranks)
             continue
-        harmless = type(part) in _ROWS_APART and not getattr(part, "dropout", 0.0)
+        harmless = type(part) in (*ROWS_APART, *_WITH_DROPOUT) and not getattr(part, "dropout", 0.0)
         off = isinstance(part, nn.Dropout) and part.p == 0
         own = type(part).__module__.startswith(("vfl.models.", "vfl.compression."))
         if not (harmless or off or own):

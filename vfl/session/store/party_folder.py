@@ -55,8 +55,10 @@ from vfl.privacy import PrivacyStatement
 from vfl.session import secure_mode
 from vfl.session.dp_plan import PrivacyPlan
 from vfl.session.drift import Drift
+from vfl.session.exchange import Own, refuse_augment
 from vfl.session.store.checkpoint import CHECKPOINTS, Checkpoints
 from vfl.session.store.identity import Identity
+from vfl.session.store.journal import Journal
 from vfl.session.store.run_rows import (
     NEW,
     TESTED,
@@ -955,3 +957,28 @@ def own_secret(party: PartyFile, entry: Entry) -> Secret:
     lasting = _lasting_secret(party)
     injected = (party.store_path / INJECTED_SECRET).exists()
     return lasting if injected else entry.secret_from(lasting)
+
+
+def own_state(
+    party: PartyFile,
+    terms: Terms,
+    entry: Entry,
+    data: PartyData | None,
+    checkpoints: Checkpoints | None,
+    sent: Journal | None,
+) -> Own:
+    """Return this party's private settings and state in a session; for the arguments, see `Own`.
+
+    Raises:
+        ConfigError: the inputs cannot be augmented in this session.
+        SpecError: see `augmentation_of`.
+    """
+    own = Own(
+        own_secret(party, entry),
+        device=party.device,
+        checkpoints=checkpoints,
+        sent=sent,
+        augment=own_augment(party, data),
+    )
+    refuse_augment(terms, own)
+    return own
