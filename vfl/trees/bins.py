@@ -17,6 +17,7 @@ from torch import Tensor
 from vfl.core.seeds import Secret
 from vfl.datasets.table import BLOCK_ROWS
 from vfl.trees.grow import Layout
+from vfl.trees.histograms import bin_kind
 
 MAX_BINS = 1 << 15
 
@@ -54,7 +55,7 @@ class Binning:
             cells: cells from `CellEncoder`: numbers, or codes of categories; missing cells are NaN.
         """
         missing = self.layout.width - 1
-        found = np.empty(cells.shape, np.uint8 if missing < 256 else np.uint16)
+        found = np.empty(cells.shape, bin_kind(missing + 1))
         for start in range(0, len(cells), BLOCK_ROWS):
             for place, edges in enumerate(self.edges):
                 column = cells[start : start + BLOCK_ROWS, place]

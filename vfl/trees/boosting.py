@@ -8,7 +8,7 @@ rounds split on the label party's columns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -193,6 +193,13 @@ def blocks(rows: int) -> Iterator[slice]:
 def splits_of(trees: Iterable[Tree]) -> list[Split]:
     """Return the splits of trees, ordered by tree and then by node."""
     return [split for tree in trees for split in tree.splits if split is not None]
+
+
+def owned(splits: Sequence[Split], columns: slice) -> Iterator[tuple[int, Split]]:
+    """Yield the splits on some columns, which are then numbered from 0, and their positions."""
+    for place, one in enumerate(splits):
+        if columns.start <= one.column < columns.stop:
+            yield place, replace(one, column=one.column - columns.start)
 
 
 def splits_state(splits: Sequence[Split]) -> dict[str, Tensor]:

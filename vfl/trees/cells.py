@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from itertools import accumulate, pairwise
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from vfl.config import PartyFile, PartySettings, TrainSettings
@@ -47,7 +49,11 @@ from vfl.session.terms import Terms
 from vfl.transport.pairs import TAG_BYTES
 from vfl.trees.bins import Binning, fit_bins, randomised
 from vfl.trees.grow import Layout
+from vfl.trees.histograms import bin_kind
 
+Count = Annotated[int, Field(ge=0, lt=2**32)]
+#: Numbers of training rows, of validation rows and of test rows.
+RowCounts = tuple[Count, Count, Count]
 #: Largest payload of any message of these sessions.
 CHUNK_BYTES = QUERY_ROWS << 15
 _LABEL_PARTY = "the label party"
@@ -229,9 +235,7 @@ class CellsEnd(WholeNetwork):
 
     @property
     def split(self) -> Rows:
-        whole = self._rows.split
-        assert whole is not None, "every party has rows"
-        return rows_of((len(whole.train), len(whole.validation), len(whole.test)))
+        return rows_of(row_counts(self._rows))
 
     def privacy(self) -> tuple[PrivacyStatement, ...]:
         return self._mode.privacy()
@@ -271,27 +275,18 @@ class CellsEnd(WholeNetwork):
     def _bin_columns(self, weights: Mapping[str, Tensor] | None) -> None:
         """Learn the bins of the party's columns, or restore an earlier training's bins."""
         if weights is not None:
-            self._own = Binning.of_state(weights, self._categories)
+            self._own = Binning.of_state(weights, categories_of(self._rows))
         elif self._rows.inputs is not None:
             train = self._cells(self._positions("train"))
-            self._own = fit_bins(train, self._categories, self._mode.max_bin)
+            self._own = fit_bins(train, categories_of(self._rows), self._mode.max_bin)
 
     @property
     def _binning(self) -> Binning:
         assert self._own is not None, "the party has columns, and its attempt has begun"
         return self._own
 
-    @property
-    def _categories(self) -> tuple[int, ...]:
-        inputs = self._rows.inputs
-        assert inputs is not None, "the party has columns"
-        return self._rows.categories or (0,) * inputs[:1].numel()
-
     def _positions(self, phase: str) -> np.ndarray:
-        """Return the positions of the rows of a phase, such as training, among the aligned rows."""
-        assert self._rows.split is not None, "every party has rows"
-        found: np.ndarray = getattr(self._rows.split, "test" if phase == "predict" else phase)
-        return found
+        return positions_of(self._rows, phase)
 
     def _asked_for(self, exchange: Exchange) -> np.ndarray:
         """Return the positions of the rows of an exchange among the aligned rows.
@@ -303,9 +298,9 @@ class CellsEnd(WholeNetwork):
         )
 
     def _cells(self, positions: np.ndarray) -> np.ndarray:
-        """Return the cells of chosen aligned rows, float32, axes (rows, columns)."""
-        assert self._rows.inputs is not None, "the party has columns"
-        return taken(self._rows.inputs.flatten(1).numpy(), positions)
+        cells = cells_of(self._rows, positions)
+        assert cells is not None, "the party has columns"
+        return cells
 
     def _bins(self, positions: np.ndarray) -> np.ndarray:
         return self._binning.bins(self._cells(positions))
@@ -449,10 +444,9 @@ class LabelCellsEnd(CellsEnd):
             return self._binning.bins(inputs.flatten(1).numpy())
         return self._bins(self._asked_for(exchange))
 
-    def _first_of(self, name: str) -> int:
-        """Return the position of a party's first column among the columns of all parties."""
-        names = list(self._counts)
-        return sum(self._counts[one] for one in names[: names.index(name)])
+    @property
+    def _spans(self) -> dict[str, slice]:
+        return spans_of(self._counts)
 
     def _load_counts(self, counts: Tensor) -> None:
         own = [self.party] if self.party in self._terms.parties else []
@@ -512,7 +506,7 @@ class LabelCellsEnd(CellsEnd):
         """Receive a feature party's bins, with their layout and monotone constraints."""
         where, rows = f"the message of party '{name}'", len(self._known_rows())
         layout, signs = self._layout_of(bytes(self._pull(name, 0)), name)
-        kind, columns = np.dtype(np.uint8 if layout.width <= 256 else "<u2"), len(layout.bins)
+        kind, columns = bin_kind(layout.width), len(layout.bins)
         raw = bytearray()
         for start, end in chunks(rows * columns * kind.itemsize):
             part = self._pull(name, 0)
@@ -554,6 +548,46 @@ def taken(of_rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return of_rows
     found: np.ndarray = of_rows[positions]
     return found
+
+
+def positions_of(rows: OwnRows, phase: str) -> np.ndarray:
+    """Return the positions of the rows of a phase, such as training, among the aligned rows."""
+    assert rows.split is not None, "a party with rows or labels has a split"
+    found: np.ndarray = getattr(rows.split, "test" if phase == "predict" else phase)
+    return found
+
+
+def cells_of(rows: OwnRows, positions: np.ndarray) -> np.ndarray | None:
+    """Return the cells of chosen aligned rows, axes (rows, columns); None without columns."""
+    return None if rows.inputs is None else taken(rows.inputs.flatten(1).numpy(), positions)
+
+
+def categories_of(rows: OwnRows) -> tuple[int, ...]:
+    """Return the number of categories of each column of a party; 0 for a column of numbers."""
+    assert rows.inputs is not None, "the party has columns"
+    return rows.categories or (0,) * rows.inputs[:1].numel()
+
+
+def row_counts(rows: OwnRows) -> RowCounts:
+    """Return how many training, validation and test rows a party has."""
+    whole = rows.split
+    assert whole is not None, "a party with rows or labels has a split"
+    return len(whole.train), len(whole.validation), len(whole.test)
+
+
+def spans_of(counts: Mapping[str, int]) -> dict[str, slice]:
+    """Return each party's part of a list of all parties' columns, which follow each other.
+
+    >>> spans_of({"bank": 2, "shop": 1})
+    {'bank': slice(0, 2, None), 'shop': slice(2, 3, None)}
+    """
+    ends = pairwise(accumulate(counts.values(), initial=0))
+    return {name: slice(*span) for name, span in zip(counts, ends, strict=True)}
+
+
+def other_parties() -> ProtocolError:
+    """Return the error for facts that describe other parties than the agreed terms."""
+    return ProtocolError("the label party describes parties that differ from the terms")
 
 
 def rows_of(counts: Sequence[int]) -> Rows:

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +43,7 @@ from vfl.trees.boosting import (
     Forest,
     Source,
     blocks,
+    owned,
     splits_of,
     splits_of_state,
     splits_state,
@@ -50,7 +51,7 @@ from vfl.trees.boosting import (
 from vfl.trees.cells import CHUNK_BYTES, FeatureCellsEnd, LabelCellsEnd, counted_state, taken
 from vfl.trees.explanation import Leaves, importance, mean_absolute
 from vfl.trees.grow import Layout, Split
-from vfl.trees.histograms import Local, Sides
+from vfl.trees.histograms import Local, Sides, bin_kind
 
 if TYPE_CHECKING:
     from vfl.trees.mode import Trees
@@ -194,7 +195,7 @@ class LabelEnd(LabelCellsEnd):
         self._forest = self._booster.forest
         splits = self._forest.splits
         self._split_counts = Counter(
-            {name: len([*self._owned(name, splits)]) for name in self._terms.feature_parties}
+            {name: len([*owned(splits, self._spans[name])]) for name in self._terms.feature_parties}
         )
 
     def _histograms(self) -> tuple[Source, list[int]]:
@@ -206,7 +207,7 @@ class LabelEnd(LabelCellsEnd):
         booster, self._askings = self._boosts, None
         taken = splits_of(booster.add_round())
         for name in self._terms.feature_parties:
-            own = [written(one) for _, one in self._owned(name, taken)]
+            own = [written(one) for _, one in owned(taken, self._spans[name])]
             self._split_counts[name] += len(own)
             if self._split_counts[name] > MOST_SPLITS:
                 raise _too_many_splits(name)
@@ -242,15 +243,14 @@ class LabelEnd(LabelCellsEnd):
         if self._terms.mode == "evaluate":
             values = mean_absolute(values)[None, :, None]
         for name in self._terms.explained:
-            first, count = self._first_of(name), self._counts[name]
-            own = values[:, first : first + count].astype("<f4")
+            own = values[:, self._spans[name]].astype("<f4")
             if name == self.party:
                 self._values.append(own)
                 continue
             if own.nbytes > CHUNK_BYTES:
                 raise DataError(
                     f"the Shapley values of party '{name}' do not fit one message",
-                    got=f"{count} columns, {own.shape[2]} outputs",
+                    got=f"{own.shape[1]} columns, {own.shape[2]} outputs",
                     want=f"columns x outputs of at most {CHUNK_BYTES // (4 * QUERY_ROWS)}",
                 )
             self.ends[name].link.send(Frame(Kind.PROTOCOL, exchange.step, own.tobytes()))
@@ -353,21 +353,14 @@ class LabelEnd(LabelCellsEnd):
 
     def _asking(self, name: str, splits: Sequence[Split]) -> _Asking:
         """Return the splits on a party's columns, in the form that requests about rows need."""
-        owned = list(self._owned(name, splits))
-        own = [one for _, one in owned]
+        placed = list(owned(splits, self._spans[name]))
+        own = [one for _, one in placed]
         here = self._own if name == self.party else None
         return _Asking(
-            np.array([place for place, _ in owned], np.int64),
+            np.array([place for place, _ in placed], np.int64),
             np.array([one.missing_left for one in own], bool),
             None if here is None else Sides(own, here.layout),
         )
-
-    def _owned(self, name: str, splits: Sequence[Split]) -> Iterator[tuple[int, Split]]:
-        """Yield the splits on a party's columns (columns numbered from 0) and their positions."""
-        first = self._first_of(name)
-        for place, one in enumerate(splits):
-            if first <= one.column < first + self._counts[name]:
-                yield place, replace(one, column=one.column - first)
 
     def _asked_of(self, name: str, exchange: Exchange) -> np.ndarray:
         """Return the positions, within an exchange, of the rows that a feature party can answer.
@@ -474,7 +467,7 @@ def joined(layouts: Sequence[Layout]) -> Layout:
 def _side_by_side(parts: Sequence[tuple[np.ndarray, Layout]]) -> tuple[np.ndarray, Layout]:
     layout = joined([own for _, own in parts])
     missing, rows = layout.width - 1, len(parts[0][0])
-    found = np.empty((rows, len(layout.bins)), np.uint8 if missing < 256 else np.uint16)
+    found = np.empty((rows, len(layout.bins)), bin_kind(layout.width))
     begin = 0
     for bins, own in parts:
         part = found[:, begin : begin + len(own.bins)]

@@ -20,7 +20,7 @@ from vfl.session import PartyFolder, Terms
 from vfl.session.secure_mode import make
 from vfl.trees.bins import Binning
 from vfl.trees.boosting import Forest
-from vfl.trees.cells import within
+from vfl.trees.cells import spans_of, within
 from vfl.trees.grow import Split, Tree
 from vfl.trees.histograms import goes_left
 from vfl.trees.objectives import Binary, Classes, Objective, Poisson
@@ -162,13 +162,12 @@ def _with_columns(
     names = [*([label] if label in terms.parties else []), *feature]
     taken = np.bincount([one.column for one in forest.splits], minlength=sum(counts))
     place = np.full(sum(counts), -1)
-    found, away, first = dict[str, Columns](), dict[str, int](), 0
-    for name, count in zip(names, counts, strict=True):
+    found, away = dict[str, Columns](), dict[str, int]()
+    for name, part in spans_of(dict(zip(names, counts, strict=True))).items():
         folder = PartyFolder(own.path.parent / name)
-        part = slice(first, first := first + count)
         if folder.path.exists():
             here = sum(len(one.names) for one in found.values())
-            place[part] = here + np.arange(count)
+            place[part] = here + np.arange(part.stop - part.start)
             found[name] = columns_of(folder, name == label)
         elif taken[part].any():
             away[name] = int(taken[part].sum())

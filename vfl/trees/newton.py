@@ -631,17 +631,16 @@ class Selection:
         require_range("enter", self.enter, 0, 1)
         require_range("leave", self.leave, self.enter, 1)
 
-    def takes(self, before: Fit, p_value: float, after: Callable[[], Fit]) -> Fit | None:
-        """Return the fit with one more column if the rule adds this column, otherwise None."""
-        if self.by == "p":
-            return after() if p_value < self.enter else None
-        found = after()
-        return found if getattr(found, self.by) < getattr(before, self.by) else None
+    def changed(self, before: Fit, by_p: bool, after: Callable[[], Fit]) -> Fit | None:
+        """Return the fit with one column added or removed if the rule does so, otherwise None.
 
-    def drops(self, before: Fit, p_value: float, after: Callable[[], Fit]) -> Fit | None:
-        """Return the fit without one column if the rule removes this column, otherwise None."""
+        Args:
+            before: the fit without the change.
+            by_p: whether the criterion "p" makes the change.
+            after: function that fits the model with the change.
+        """
         if self.by == "p":
-            return after() if p_value > self.leave else None
+            return after() if by_p else None
         found = after()
         return found if getattr(found, self.by) < getattr(before, self.by) else None
 
@@ -680,7 +679,8 @@ def stepwise(
         seen.add(found.active.tobytes())
         entering = np.where(np.isnan(p := found.entry_p_values()), np.inf, p)
         place = int(entering.argmin())
-        taken = selection.takes(found, float(entering[place]), changed(found, place))
+        enters = bool(entering[place] < selection.enter)
+        taken = selection.changed(found, enters, changed(found, place))
         if taken is None:
             break
         found = _without_weak(taken, selection, changed)
@@ -694,7 +694,8 @@ def _without_weak(
         leaving = np.where(found.active, found.p_values, -np.inf)
         leaving[0] = -np.inf
         place = int(leaving.argmax())
-        left = selection.drops(found, float(leaving[place]), changed(found, place))
+        leaves = bool(leaving[place] > selection.leave)
+        left = selection.changed(found, leaves, changed(found, place))
         if left is None:
             break
         found = left

@@ -31,17 +31,21 @@ from vfl.mpc.secure.ends import Place, read_description
 from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
 from vfl.session.terms import Terms
-from vfl.trees.cells import FeatureCellsEnd, LabelCellsEnd
+from vfl.trees.cells import (
+    FeatureCellsEnd,
+    LabelCellsEnd,
+    RowCounts,
+    categories_of,
+    cells_of,
+    positions_of,
+    row_counts,
+)
 from vfl.trees.newton import Binomial, Family, Fit, Sums, family, fit, outcome_of, stepwise
 from vfl.trees.summing_end import (
     Columns,
-    RowCounts,
     SummingEnd,
     SummingFacts,
-    categories_of,
-    cells_of,
     require_own_rows,
-    rows_of,
 )
 from vfl.trees.sums import Asked, Masked, coarse_bits, fine_bits
 
@@ -284,15 +288,14 @@ class TrainingEnd(SummingEnd[Facts]):
         columns = int(self._labels)
         if self._rows.inputs is not None:
             columns += width_of(categories_of(self._rows))
-        return OwnFacts(rows=rows_of(self._rows), columns=columns)
+        return OwnFacts(rows=row_counts(self._rows), columns=columns)
 
     # The training.
 
     def train(self, exchange: Exchange) -> None:
         own = None
         if not self._helps:
-            assert self._rows.split is not None, "a holder has rows"
-            cells = cells_of(self._rows, self._rows.split.train)
+            cells = cells_of(self._rows, positions_of(self._rows, "train"))
             design = None if cells is None else Design.fit(cells, categories_of(self._rows))
             self._part = Part(design, self._labels)
             own = self._part.inputs(cells, self._facts.rows[0])
@@ -309,8 +312,7 @@ class TrainingEnd(SummingEnd[Facts]):
         found = None
         if not self._helps:
             assert self._part is not None, "a training has begun"
-            assert self._rows.split is not None, "a holder has rows"
-            positions = getattr(self._rows.split, exchange.phase)[exchange.rows]
+            positions = positions_of(self._rows, exchange.phase)[exchange.rows]
             part = self._part.margins(cells_of(self._rows, positions), count)
             if self._labels:
                 for other in player.others:
@@ -426,14 +428,13 @@ class TrainingEnd(SummingEnd[Facts]):
     def _own_labels(self) -> np.ndarray:
         rows = self._rows
         assert rows.labels is not None, "a training has labels"
-        assert rows.split is not None, "the label party has rows"
         if rows.weights is not None:
             raise ExposedCutError(
                 "all rows must have weight 1 if means of rows are shares",
                 got="weights of rows or classes",
                 want="label.class_weight = 'none', and no weights of rows",
             )
-        labels = rows.labels[torch.from_numpy(rows.split.train)]
+        labels = rows.labels[torch.from_numpy(positions_of(rows, "train"))]
         return labels.double().reshape(-1).numpy()
 
 

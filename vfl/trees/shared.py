@@ -53,7 +53,17 @@ from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import SETUP, TRAIN, OwnRows
 from vfl.session.terms import Terms
 from vfl.trees.boosting import Source, blocks
-from vfl.trees.cells import CHUNK_BYTES, MOST_BYTES, CellsEnd, chunks, rows_of
+from vfl.trees.cells import (
+    CHUNK_BYTES,
+    MOST_BYTES,
+    CellsEnd,
+    RowCounts,
+    chunks,
+    other_parties,
+    row_counts,
+    rows_of,
+    spans_of,
+)
 from vfl.trees.ends import MOST_SPLITS, FeatureEnd, LabelEnd, joined, read_splits, written
 from vfl.trees.grow import Division, Layout, Split, Tree, values_of
 from vfl.trees.histograms import Partition, Sides, bin_kind, goes_left, sides, sums_of
@@ -170,7 +180,6 @@ def _renumber(nodes: Any, places: Any, told: Any) -> None:
             nodes[row] = told[place]
 
 
-_Count = Annotated[int, Field(ge=0, lt=2**32)]
 _Columns = Annotated[int, Field(ge=1, le=1 << 16)]
 _Width = Annotated[int, Field(ge=2, le=(1 << 16) + 1)]
 
@@ -184,7 +193,7 @@ class Facts(Settings):
         widths: for each feature party, number of positions in the histogram of one of its columns.
     """
 
-    rows: tuple[_Count, _Count, _Count]
+    rows: RowCounts
     columns: tuple[_Columns, ...] = Field(max_length=1 << 10)
     widths: tuple[_Width, ...] = Field(max_length=1 << 10)
 
@@ -207,7 +216,7 @@ class _Meeting:
         self.facts: Facts = place.describe(end)
         others = len(terms.feature_parties)
         if not others == len(self.facts.columns) == len(self.facts.widths):
-            raise ProtocolError("the label party describes parties that differ from the terms")
+            raise other_parties()
         place.confirm(self.facts)
         by_role = {roles.index(name): link for name, link in links.items()}
         self._peer, self._roles = Peer(roles.index(party), by_role, {"model": "trees"}), roles
@@ -284,8 +293,7 @@ class SharedFeatureEnd(FeatureEnd):
     def _require_own(self, facts: Facts) -> None:
         place = self._terms.feature_parties.index(self.party)
         own = (len(self._binning.layout.bins), self._binning.layout.width)
-        split = self.split
-        rows = (len(split.train), len(split.validation), len(split.test))
+        rows = row_counts(self._rows)
         if (facts.rows, facts.columns[place], facts.widths[place]) != (rows, *own):
             raise ProtocolError(
                 "the label party describes other numbers of rows or columns than this party has"
@@ -551,10 +559,9 @@ class SharedLabelEnd(LabelEnd):
             self._columns_of[self.party] = layout, signs
         for name in self._terms.feature_parties:
             self._columns_of[name] = self._layout_of(told[name], name)
-        split = self.split
         layouts = [self._columns_of[name][0] for name in self._terms.feature_parties]
         return Facts(
-            rows=(len(split.train), len(split.validation), len(split.test)),
+            rows=row_counts(self._rows),
             columns=tuple(len(one.bins) for one in layouts),
             widths=tuple(one.width for one in layouts),
         )
@@ -638,8 +645,7 @@ class SharedSums:
         self._met, self._layouts, self._own, self._note = met, layouts, own, note
         self._hidden, self._helper = mode.nodes == "hidden", mode.helper
         self._training, self._count = met.facts.rows[0], sum(met.facts.rows[:2])
-        counts = [len(one.bins) for one in layouts.values()]
-        self._first = dict(zip(layouts, np.cumsum([0, *counts[:-1]]).tolist(), strict=True))
+        self._spans = spans_of({name: len(one.bins) for name, one in layouts.items()})
         self._pads = {name: met.pads(name) for name in layouts if name in met.links}
         self._own_width = next(iter(layouts.values())).width
         self._orders = {
@@ -684,10 +690,9 @@ class SharedSums:
 
         A party without such columns receives no requests for sums.
         """
-        for name, layout in self._layouts.items():
-            count, first = len(layout.bins), self._first[name]
-            own = np.arange(count)
-            self._columns[name] = own if columns is None else own[columns[first : first + count]]
+        for name, span in self._spans.items():
+            own = np.arange(span.stop - span.start)
+            self._columns[name] = own if columns is None else own[columns[span]]
         self._asked = [name for name in self._pads if len(self._columns[name])]
 
     @staticmethod
@@ -776,14 +781,14 @@ class SharedSums:
     def _put(self, name: str, elements: np.ndarray, out: np.ndarray) -> None:
         """Write the unpacked sums over a party's bins to the positions of its columns."""
         found = opened(elements) * self._units
-        columns = self._first[name] + self._columns[name]
+        columns = self._spans[name].start + self._columns[name]
         out[:, columns, : found.shape[2] - 1] = found[:, :, :-1]
         out[:, columns, -1] = found[:, :, -1]
 
     def _owner_of(self, split: Split) -> tuple[str, Split]:
         """Return the owner of a split's column, and the split with the owner's column number."""
-        name = [name for name, first in self._first.items() if first <= split.column][-1]
-        return name, replace(split, column=split.column - self._first[name])
+        name, span = next(one for one in self._spans.items() if split.column < one[1].stop)
+        return name, replace(split, column=split.column - span.start)
 
     # Requests to other parties, and the answers to them.
 

@@ -8,22 +8,19 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from vfl.config.toml import Settings
-from vfl.core.errors import DisagreementError, ProtocolError
+from vfl.core.errors import DisagreementError
 from vfl.core.frame import Kind, Link
 from vfl.datasets import Split
 from vfl.mpc.secure.ends import NetworkEnd, NetworkSizes, require_frame
 from vfl.mpc.secure.keys import TAG_BYTES
-from vfl.session.secure_mode import OwnRows
+from vfl.trees.cells import RowCounts, other_parties
 from vfl.trees.sums import Summing, largest_frame
 
 MOST_COLUMNS = 4096
-Count = Annotated[int, Field(ge=0, lt=2**32)]
-RowCounts = tuple[Count, Count, Count]
 Columns = Annotated[int, Field(ge=1, le=MOST_COLUMNS)]
 
 
@@ -123,11 +120,6 @@ class SummingEnd(NetworkEnd[_Facts, Summing]):
         return {"weights": self.weights(), **self._kept()}
 
 
-def other_parties() -> ProtocolError:
-    """Return the error for facts that describe other parties than the agreed terms."""
-    return ProtocolError("the label party describes parties that differ from the terms")
-
-
 def require_own_rows(own: tuple[RowCounts, Any], described: tuple[RowCounts, Any]) -> None:
     """Check that the label party describes this party's numbers of rows and columns correctly.
 
@@ -140,23 +132,3 @@ def require_own_rows(own: tuple[RowCounts, Any], described: tuple[RowCounts, Any
             got=f"training, validation and test rows {described[0]}, columns {described[1]}",
             want=f"training, validation and test rows {own[0]}, columns {own[1]}",
         )
-
-
-def rows_of(rows: OwnRows) -> RowCounts:
-    """Return how many training, validation and test rows a party has."""
-    assert rows.split is not None, "a holder has rows"
-    return len(rows.split.train), len(rows.split.validation), len(rows.split.test)
-
-
-def categories_of(rows: OwnRows) -> tuple[int, ...]:
-    """Return the number of categories of each column of a party; 0 for a column of numbers."""
-    assert rows.inputs is not None, "the party has columns"
-    return rows.categories or (0,) * rows.inputs[:1].numel()
-
-
-def cells_of(rows: OwnRows, positions: np.ndarray) -> np.ndarray | None:
-    """Return the cells of chosen aligned rows, axes (rows, columns); None without columns."""
-    if rows.inputs is None:
-        return None
-    cells: np.ndarray = rows.inputs[torch.from_numpy(positions)].flatten(1).numpy()
-    return cells

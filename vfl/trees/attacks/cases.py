@@ -62,8 +62,8 @@ from vfl.training.run import session_of
 from vfl.training.whole_network import WholeNetworkSession
 from vfl.trees.attacks.columns import Ranks, categories_of, standardised
 from vfl.trees.bins import Binning, fit_bins, randomised
-from vfl.trees.boosting import Forest, splits_of, splits_of_state
-from vfl.trees.cells import within
+from vfl.trees.boosting import Forest, owned, splits_of, splits_of_state
+from vfl.trees.cells import spans_of, within
 from vfl.trees.grow import Layout, Split, Tree
 from vfl.trees.histograms import goes_left
 from vfl.trees.mode import Trees
@@ -345,16 +345,18 @@ class TreesCases(Cases):
 
     def _answers(self, splits: Sequence[Split], rows: np.ndarray) -> np.ndarray:
         """Return whether rows go left at splits on all parties' columns, axes (rows, splits)."""
-        names, label, first = self.experiment.feature_parties, self.experiment.label.party, 0
         answers = np.empty((len(rows), len(splits)), bool)
-        for name in [*([label] if label in self.experiment.parties else []), *names]:
+        for name, span in self._spans().items():
             bins, layout = self._shown(name)
-            last = first + len(layout.bins)
-            places = [at for at, one in enumerate(splits) if first <= one.column < last]
-            own = [replace(splits[at], column=splits[at].column - first) for at in places]
-            answers[:, places] = goes_left(own, bins[rows], layout)
-            first = last
+            own = dict(owned(splits, span))
+            answers[:, [*own]] = goes_left([*own.values()], bins[rows], layout)
         return answers
+
+    def _spans(self) -> dict[str, slice]:
+        """Return each party's part of all columns, which begin with the label party's columns."""
+        label, names = self.experiment.label.party, self.experiment.feature_parties
+        names = [*([label] if label in self.experiment.parties else []), *names]
+        return spans_of({name: len(self._binning(name).layout.bins) for name in names})
 
     # Cases in which the label party attacks: it has the bins of the training rows, the directions
     # of queried rows at splits, and a few known rows of the victim.
@@ -407,18 +409,12 @@ class TreesCases(Cases):
             network.watch = seen.append
             session.run()
             self._nodes = seen
-        layout, first = self._binning(self.party).layout, 0
-        label = self.experiment.label.party
-        for name in dict.fromkeys([label, *self.experiment.feature_parties]):
-            if name == self.party:
-                break
-            first += len(self._binning(name).layout.bins) if name in self.experiment.parties else 0
-        columns = slice(first, first + len(layout.bins))
-        train = self.data[label].split.train
+        columns = self._spans()[self.party]
+        train = self.data[self.experiment.label.party].split.train
         place = np.empty(len(self._cells(self.party)), np.int64)
         place[train] = np.arange(len(train))
         return SeenNodes(
-            layout,
+            self._binning(self.party).layout,
             [replace(one, sums=one.sums[columns]) for one in self._nodes],
             len(train),
             place[targets.numpy()],

@@ -31,7 +31,7 @@ from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
 from vfl.session.terms import Terms
 from vfl.trees.bins import Binning
-from vfl.trees.cells import FeatureCellsEnd, LabelCellsEnd, counted_state
+from vfl.trees.cells import FeatureCellsEnd, LabelCellsEnd, counted_state, positions_of
 from vfl.trees.grow import Layout
 from vfl.trees.scorecard.card import (
     Card,
@@ -210,14 +210,10 @@ class LabelEnd(LabelCellsEnd):
 
     def _columns_of(self, name: str) -> Sequence[CardColumn]:
         assert self._card is not None, "it has been fitted"
-        first = self._first_of(name)
-        return self._card.columns[first : first + self._counts[name]]
+        return self._card.columns[self._spans[name]]
 
     def _bad_rows(self, part: str) -> np.ndarray:
-        """Return, for each row of a split (such as training), whether it is of the bad class."""
-        assert self._rows.labels is not None, "a training has labels"
-        codes = self._rows.labels[torch.from_numpy(self._positions(part))].numpy()
-        return np.asarray(codes == self._bad)
+        return bad_rows(self._rows, part, self._bad)
 
     def _score_known(self) -> None:
         """Compute points of training and validation rows, in the form that parties send."""
@@ -380,6 +376,12 @@ def bad_class(mode: Scorecard, rows: OwnRows) -> int:
             want="one of the two labels",
         )
     return names.index(mode.bad)
+
+
+def bad_rows(rows: OwnRows, part: str, bad: int) -> np.ndarray:
+    """Return, for each row of a split (such as training), whether it is of the bad class."""
+    assert rows.labels is not None, "a training has labels"
+    return np.asarray(rows.labels[torch.from_numpy(positions_of(rows, part))].numpy() == bad)
 
 
 def written(column: OwnColumn) -> dict[str, Any]:

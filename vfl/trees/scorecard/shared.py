@@ -41,6 +41,15 @@ from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
 from vfl.session.terms import Terms
 from vfl.trees.bins import Binning, fit_bins
+from vfl.trees.cells import (
+    Count,
+    RowCounts,
+    categories_of,
+    cells_of,
+    other_parties,
+    positions_of,
+    row_counts,
+)
 from vfl.trees.grow import Layout
 from vfl.trees.newton import Outcome, Sums, local_sums, outcome_of
 from vfl.trees.scorecard.binning import with_floor
@@ -49,6 +58,7 @@ from vfl.trees.scorecard.ends import (
     MOST_POINTS,
     POINTS,
     bad_class,
+    bad_rows,
     label_state,
     logits_of,
     points_in,
@@ -67,15 +77,9 @@ from vfl.trees.scorecard.fitting import (
 from vfl.trees.scorecard.statistics import standard
 from vfl.trees.summing_end import (
     MOST_COLUMNS,
-    Count,
-    RowCounts,
     SummingEnd,
     SummingFacts,
-    categories_of,
-    cells_of,
-    other_parties,
     require_own_rows,
-    rows_of,
 )
 from vfl.trees.sums import Asked, Masked, Summing, coarse_bits, fine_bits
 
@@ -277,11 +281,11 @@ class FeatureEnd(TrainingEnd):
             OwnColumnFacts(rows=tuple(one.tolist()), categorical=kind, sign=sign)
             for one, kind, sign in zip(rows, categorical, signs, strict=True)
         )
-        return OwnFacts(rows=rows_of(self._rows), columns=columns).model_dump_json().encode()
+        return OwnFacts(rows=row_counts(self._rows), columns=columns).model_dump_json().encode()
 
     def _check(self, facts: Facts) -> None:
         super()._check(facts)
-        own = rows_of(self._rows), (len(self._cells), max(self._counts))
+        own = row_counts(self._rows), (len(self._cells), max(self._counts))
         said = facts.rows, (facts.columns[self._role], facts.cells[self._role])
         require_own_rows(own, said)
 
@@ -398,14 +402,14 @@ class LabelEnd(TrainingEnd):
                 )
         own = 0 if self._own is None else len(self._own.layout.bins)
         return Facts(
-            rows=rows_of(self._rows),
+            rows=row_counts(self._rows),
             columns=(*(len(self._told[name].columns) for name in names), 1 + own),
             cells=tuple(max(len(one.rows) for one in self._told[name].columns) for name in names),
         )
 
     def train(self, exchange: Exchange) -> None:
         player, mode = self._begun, self._mode
-        bad = self._bad_rows("train", np.arange(self._facts.rows[0]))
+        bad = self._bad_rows("train")
         source = OnShares(player, mode, self._told, self._facts, self._rows, self._own, bad)
         bads = int(bad.sum())
         self._card = fit_card(mode, source, len(bad) - bads, bads)
@@ -430,7 +434,7 @@ class LabelEnd(TrainingEnd):
             scores += points
             player.leakage.count("points of rows", f"{exchange.phase} rows", rows, rows)
         if exchange.phase in ("validation", "test"):
-            bad = self._bad_rows(exchange.phase, exchange.rows)
+            bad = self._bad_rows(exchange.phase)[exchange.rows]
             self._card = card.with_scores(exchange.phase, Scored.counted(scores, bad))
         self._note(EVALUATE)
         return logits_of(scores, self._bad, self._mode.scale)
@@ -447,12 +451,8 @@ class LabelEnd(TrainingEnd):
         if "sizes" in weights:
             self._card = Card.of_state(weights)
 
-    def _bad_rows(self, phase: str, rows: np.ndarray) -> np.ndarray:
-        """Return, for chosen rows of a phase, whether each belongs to the bad class."""
-        assert self._rows.labels is not None, "a training has labels"
-        assert self._rows.split is not None, "the label party has rows"
-        positions = getattr(self._rows.split, phase)[rows]
-        return np.asarray(self._rows.labels[torch.from_numpy(positions)].numpy() == self._bad)
+    def _bad_rows(self, phase: str) -> np.ndarray:
+        return bad_rows(self._rows, phase, self._bad)
 
 
 class OnShares:
@@ -651,8 +651,7 @@ def opened_again(
 
 def fit_own(mode: Scorecard, rows: OwnRows) -> Binning:
     """Learn the fine bins of a party's columns from its training rows."""
-    assert rows.split is not None, "a holder has rows"
-    cells = cells_of(rows, rows.split.train)
+    cells = cells_of(rows, positions_of(rows, "train"))
     assert cells is not None, "the party has columns"
     return fit_bins(cells, categories_of(rows), mode.max_bin)
 
@@ -668,9 +667,7 @@ def fine_bins(
         phase: phase of the session, such as "train".
         chosen: positions of the chosen rows within the phase; a full slice selects all rows.
     """
-    assert rows.split is not None, "a holder has rows"
-    positions = getattr(rows.split, "test" if phase == "predict" else phase)[chosen]
-    cells = cells_of(rows, positions)
+    cells = cells_of(rows, positions_of(rows, phase)[chosen])
     assert cells is not None, "the party has columns"
     found: np.ndarray = np.minimum(own.bins(cells).astype(np.int64), np.array(own.layout.bins))
     return found
