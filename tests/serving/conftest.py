@@ -94,6 +94,15 @@ def local(trained_run):
     shutil.rmtree(trained_run / "clients", ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def refusing(trained_run, tmp_path_factory):
+    """A client of one service of a copy of that run, for all requests that take nothing from it."""
+    copy = tmp_path_factory.mktemp("refusing") / "runs" / "run"
+    shutil.copytree(trained_run, copy, ignore=shutil.ignore_patterns("serv*"))
+    with Serving(copy, lambda: serve(copy, settings())) as client:
+        yield client
+
+
 @pytest.fixture
 def streams(monkeypatch):
     """The feature parties' links, the one attached last at the end."""

@@ -75,8 +75,8 @@ def test_answers_are_those_of_predict_in_fields_of_the_protocol(local, trained_r
         assert same(answer, expected[each])
 
 
-def test_metadata_and_health_have_fields_of_the_protocol(local):
-    client = local()
+def test_metadata_and_health_have_fields_of_the_protocol(refusing):
+    client = refusing
     of_protocol(get(client, "/v2"), "metadata_server")
     for path in ("/v2/models/label", "/v2/models/label/versions/run"):
         told = of_protocol(get(client, path), "metadata_model")
@@ -136,17 +136,17 @@ def test_answers_about_as_many_rows_are_of_one_length(local, trained_run):
     ],
 )
 def test_what_is_not_of_the_protocol_or_the_model_is_refused(
-    local, trained_run, inputs, more, status
+    refusing, trained_run, inputs, more, status
 ):
     known = next(iter(predicted(trained_run)))
-    got, told = infer(local(), *json.loads(json.dumps(inputs).replace(KNOWN, known)), **more)
+    got, told = infer(refusing, *json.loads(json.dumps(inputs).replace(KNOWN, known)), **more)
     assert (got, type(told["error"])) == (status, str)
     assert "x" * 257 not in told["error"]
 
 
 @pytest.mark.parametrize("path", ["/v2/models/other/infer", "/v2/models/label/versions/1/infer"])
-def test_another_model_or_version_is_told_by_name(local, path):
-    status, told = infer(local(), tensor("ids", [KNOWN]), path=path)
+def test_another_model_or_version_is_told_by_name(refusing, path):
+    status, told = infer(refusing, tensor("ids", [KNOWN]), path=path)
     assert status == 404
     assert told["code"] in ("model", "version")
 
@@ -291,16 +291,16 @@ IDS, _RAW = packed("ids", "BYTES", texts("1", "2"), 2)
         packed("ids", "BOOL", b"\1", 1),
     ],
 )
-def test_binary_tensors_of_another_form_are_refused(local, tensor, raw):
+def test_binary_tensors_of_another_form_are_refused(refusing, tensor, raw):
     whole, body = body_of((tensor, raw))
-    status, _, answer = ask_binary(local(), len(whole), body)
+    status, _, answer = ask_binary(refusing, len(whole), body)
     assert (status, json.loads(answer)["code"]) == (422, "form")
 
 
 @pytest.mark.parametrize("size", [0, 10**9, "-1", "1e2", "7x"])
-def test_a_size_of_json_that_is_none_is_refused(local, size):
+def test_a_size_of_json_that_is_none_is_refused(refusing, size):
     _, body = body_of((IDS, _RAW))
-    status, _, answer = ask_binary(local(), size, body)
+    status, _, answer = ask_binary(refusing, size, body)
     assert (status, json.loads(answer)["code"]) == (422, "form")
 
 

@@ -345,13 +345,13 @@ def test_answers_are_json_of_the_first_most_probable_class(classes, decimals):
         ('{"ids": ["\u0661"]}'.encode(), 404),
     ],
 )
-def test_numbers_of_a_body_are_of_their_own_type(local, body, status):
-    assert local().ask("/predict", body)[0] == status
+def test_numbers_of_a_body_are_of_their_own_type(refusing, body, status):
+    assert refusing.ask("/predict", body)[0] == status
 
 
 @pytest.mark.parametrize("length", ["+1", "1e1", "0x1", " 1_0", "-1", "1" * 30])
-def test_a_length_that_is_no_number_reaches_nobody(local, length):
-    client = local()
+def test_a_length_that_is_no_number_reaches_nobody(refusing, length):
+    client = refusing
     connection = http.client.HTTPConnection(urlsplit(client.address).netloc, timeout=5)
     connection.putrequest("POST", "/predict", skip_accept_encoding=True)
     connection.putheader("Authorization", f"Bearer {client.token}")

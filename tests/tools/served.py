@@ -9,9 +9,11 @@ import urllib.request
 
 import numpy as np
 
+from vfl.serving import service
 from vfl.serving.front import LeadSettings, settings_file
 from vfl.session.store.party_folder import own_ledger
 
+service._TICK_S = 0.02  # each test ends services, which notice it this soon
 PARTIES, ROWS = ("bank", "shop"), 90
 CONTENT = {
     "name": "scored",
