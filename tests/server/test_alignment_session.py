@@ -1,10 +1,12 @@
 """A session that aligns over real streams; only Flower's part is played by a stand-in."""
 
+import copy
 import shutil
 import subprocess
 import threading
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -84,6 +86,15 @@ class Played:
             for other in self.parties:
                 identity.public.keep_at(self.folder / f"own-{other}" / "peers" / f"{name}.pub")
 
+    def copied_to(self, folder):
+        """The same parties, and all that they keep, in another folder."""
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        other = copy.copy(self)
+        other.folder, other.flower = folder, Flower(self.parties, tells=True)
+        for name in self.flower.files:
+            other.flower.files[name] = read_party_file(folder / f"own-{name}" / "party.toml")
+        return other
+
     def experiment(self, alignment=None, **align):
         return Experiment.model_validate(
             {
@@ -124,23 +135,26 @@ class Played:
         return [int(float(keys[row])) for row in self.kept(name).positions]
 
 
-@pytest.fixture
-def make(tmp_path, data_root, monkeypatch):
+def stand_in(monkeypatch):
     for room in ("session", "alignment"):
         monkeypatch.setattr(f"vfl.server.{room}._COLLECT_S", 0.0)
     monkeypatch.setattr("vfl.server.federation.Message", Envelope)
+    monkeypatch.setattr("vfl.transport.hub._TICK_S", 0.005)  # parties connect in milliseconds
 
-    def played(name="bank", parties=PARTIES, overlap=0.8, rows=700):
-        frame, label = real_table(data_root, name)
-        common = cut(frame, label, tmp_path, overlap=overlap, rows=rows)
-        if parties == ("bank",):
-            keys = [
-                pd.read_csv(tmp_path / f"{one}.csv", dtype=str)["key"] for one in ("bank", "label")
-            ]
-            common = set.intersection(*({int(key) for key in each} for each in keys))
-        return Played(tmp_path, parties, label, Flower(parties, tells=True)), common
 
-    return played
+def played(folder, data_root, name="bank", parties=PARTIES, overlap=0.8, rows=700):
+    frame, label = real_table(data_root, name)
+    common = cut(frame, label, folder, overlap=overlap, rows=rows)
+    if parties == ("bank",):
+        keys = [pd.read_csv(folder / f"{one}.csv", dtype=str)["key"] for one in ("bank", "label")]
+        common = set.intersection(*({int(key) for key in each} for each in keys))
+    return Played(folder, parties, label, Flower(parties, tells=True)), common
+
+
+@pytest.fixture
+def make(tmp_path, data_root, monkeypatch):
+    stand_in(monkeypatch)
+    return partial(played, tmp_path, data_root)
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
@@ -598,20 +612,30 @@ def found_in(folder, ids):
             if any(text in path.read_bytes() for text in texts)]  # fmt: skip
 
 
-@pytest.fixture
-def erasing(make):
+@pytest.fixture(scope="module")
+def predicted_once(tmp_path_factory, data_root):
     """Two feature parties and a label party, after a training that is traced and a prediction."""
-    federation, common = make(overlap=0.9)
-    for name in (*PARTIES, "label"):
-        with (federation.folder / f"own-{name}" / "party.toml").open("a") as file:
-            file.write('[trace]\nphases = ["train"]\n')
-        file = federation.folder / f"own-{name}" / "party.toml"
-        federation.flower.files[name] = read_party_file(file)
-    ids = planted(federation, common, 5)
-    federation.run("align")
-    federation.run("train", "trained", alignment="alignment")
-    before = predictions(federation.run("predict", "trained", alignment="alignment"))
+    with pytest.MonkeyPatch.context() as patched:
+        stand_in(patched)
+        federation, common = played(tmp_path_factory.mktemp("once"), data_root, overlap=0.9)
+        for name in (*PARTIES, "label"):
+            file = federation.folder / f"own-{name}" / "party.toml"
+            with file.open("a") as text:
+                text.write('[trace]\nphases = ["train"]\n')
+            federation.flower.files[name] = read_party_file(file)
+        ids = planted(federation, common, 5)
+        federation.run("align")
+        federation.run("train", "trained", alignment="alignment")
+        before = predictions(federation.run("predict", "trained", alignment="alignment"))
     return federation, ids, before
+
+
+@pytest.fixture
+def erasing(tmp_path, monkeypatch, predicted_once):
+    """A copy of all three; five ids, and what was predicted."""
+    stand_in(monkeypatch)
+    federation, ids, before = predicted_once
+    return federation.copied_to(tmp_path), ids, before
 
 
 def own(federation, name):

@@ -43,6 +43,7 @@ def stand_in(monkeypatch):
         monkeypatch.setattr(f"vfl.server.{room}._COLLECT_S", 0.0)
     monkeypatch.setattr("vfl.server.federation.Message", Envelope)
     monkeypatch.setattr("vfl.server.session.Ledger", Noting)
+    monkeypatch.setattr("vfl.transport.hub._TICK_S", 0.005)  # parties connect in milliseconds
 
 
 def note_limits(monkeypatch):
