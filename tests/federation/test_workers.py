@@ -58,13 +58,17 @@ workers.serve({"session": session, "vfl": vfl}, [preload], int(sys.argv[1]))
 """
 
 
-@pytest.fixture
-def folder(tmp_path):
+def written_to(folder):
     """A label party's folder whose path is longer than a socket's may be."""
-    project = tmp_path / ("a long name " * 10)
+    project = folder / ("a long name " * 10)
     (project / "app").mkdir(parents=True)
     (project / "app" / "experiment.toml").touch()
     return project
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return written_to(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +84,18 @@ def standing(folder, monkeypatch):
     kept = workers.StandingWorker(api, "session", [sys.executable, "-c", PROGRAMS])
     with closing(kept):
         yield kept
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """The folder of a worker that stands for many requests, after each of which it goes on."""
+    folder = written_to(tmp_path_factory.mktemp("shared"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("OMP_NUM_THREADS", "1")
+        api = folder / "flower" / "local"
+        kept = workers.StandingWorker(api, "session", [sys.executable, "-c", PROGRAMS])
+    with closing(kept):
+        yield folder
 
 
 def eventually(is_so, seconds=60.0):
@@ -175,9 +191,9 @@ def test_a_command_whose_process_dies_is_a_lost_peer(standing, folder):
 
 
 @pytest.mark.parametrize("below", ["", "store/runs/one", "app"])
-def test_the_worker_is_found_from_a_project_and_from_a_run(standing, folder, below, capfd):
-    (folder / below).mkdir(parents=True, exist_ok=True)
-    assert workers.hand_over(folder / below, ["end", "3"]) == 3
+def test_the_worker_is_found_from_a_project_and_from_a_run(shared, below, capfd):
+    (shared / below).mkdir(parents=True, exist_ok=True)
+    assert workers.hand_over(shared / below, ["end", "3"]) == 3
 
 
 def test_without_a_worker_a_command_runs_itself(folder, tmp_path):
@@ -188,18 +204,18 @@ def test_without_a_worker_a_command_runs_itself(folder, tmp_path):
 
 
 @pytest.mark.parametrize("changed", ["version", "forked", "user"])
-def test_a_worker_of_another_vfl_or_user_is_not_asked(standing, folder, monkeypatch, changed):
+def test_a_worker_of_another_vfl_or_user_is_not_asked(shared, monkeypatch, changed):
     if changed == "version":
         monkeypatch.setattr(workers, "VERSION", "0.0.0")
     elif changed == "forked":
         monkeypatch.setattr(workers, "_forked", True)
     else:
         monkeypatch.setattr(workers.os, "getuid", lambda: 12345)
-    assert workers.hand_over(folder, ["end", "3"]) is None
+    assert workers.hand_over(shared, ["end", "3"]) is None
 
 
-def test_only_the_owner_reaches_the_socket(standing, folder):
-    api = folder / "flower" / "local"
+def test_only_the_owner_reaches_the_socket(shared):
+    api = shared / "flower" / "local"
     assert api.stat().st_mode & 0o777 == 0o700
     assert (api / "worker").stat().st_mode & 0o777 == 0o600
 
@@ -208,13 +224,13 @@ def test_only_the_owner_reaches_the_socket(standing, folder):
     "sent",
     [b"", b"\x01", b"\x05\0\0\0{", b"\xff\xff\xff\xff{}", b"\x02\0\0\0{}", b"\x02\0\0\0\xff\xff"],
 )
-def test_a_damaged_request_ends_one_child_and_no_more(standing, folder, sent):
-    with connected_to(folder / "flower" / "local", "worker", 30.0) as connection:
+def test_a_damaged_request_ends_one_child_and_no_more(shared, sent):
+    with connected_to(shared / "flower" / "local", "worker", 30.0) as connection:
         connection.sendall(sent)
         connection.shutdown(1)
         with contextlib.suppress(ConnectionResetError):  # what was sent is not read to its end
             assert connection.recv(9) == b""
-    assert workers.hand_over(folder, ["end", "4"]) == 4
+    assert workers.hand_over(shared, ["end", "4"]) == 4
 
 
 def test_a_worker_that_is_killed_is_started_again(standing, folder, capfd):
