@@ -280,7 +280,7 @@ class TestInputAttacks(Few, InputAttackContract):
         "inversion:steps=200",
         "white_box_inversion:steps=150",
         "pseudo_client:steps=200,learning_rate=0.01,align=10",
-        "sdar:steps=200,learning_rate=0.01",
+        "sdar:steps=100,learning_rate=0.01",
     )
 
 
@@ -333,8 +333,8 @@ class TestPictures(Few, InputAttackContract):
     specs = (
         "inversion:steps=200",
         "unsplit:rounds=10,input_learning_rate=0.05",
-        "fora:steps=200,learning_rate=0.01",
-        "sdar:steps=200,learning_rate=0.01,labels=no",
+        "fora:steps=100,learning_rate=0.01",
+        "sdar:steps=100,learning_rate=0.01,labels=no",
     )
 
     def recipe(self):
@@ -349,7 +349,7 @@ class TestPictures(Few, InputAttackContract):
 class TestLabelsOfAUShape(TestPictures):
     """The server has neither labels of the rows nor the last layers."""
 
-    specs = ("sdar_labels:steps=200,learning_rate=0.01",)
+    specs = ("sdar_labels:steps=100,learning_rate=0.01",)
     wins = 0.9
     require_win = AttackContract.require_win
     require_guess = AttackContract.require_guess
