@@ -436,8 +436,13 @@ def test_a_stranger_is_refused_everywhere(running, service, method, path):
         content = request_of(path, 1, b"")
         for headers in (
             {},
-            {"x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1", "host": "127.0.0.1"},
-            {"authorization": "Bearer guess", SECRET_HEADER: "guess"},
+            {
+                "x-forwarded-for": "127.0.0.1",
+                "forwarded": "for=127.0.0.1",
+                "host": "127.0.0.1",
+                "authorization": "Bearer guess",
+                SECRET_HEADER: "guess",
+            },
         ):
             answer = running.post(api, path, headers, content, method)
             assert answer.status_code in REFUSED
