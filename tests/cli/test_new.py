@@ -21,10 +21,12 @@ def inside(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-#: Runs the tests of packages in folders, each in a child of one process that has imported vfl.
+#: Runs the tests of packages in folders, each in a child of one process that has imported what the
+#: contracts and torch's first tensor without content import.
 RUN = """
 import os, sys
-import pytest, vfl.testing
+import pytest, torch, vfl.testing.attack, vfl.testing.codec, vfl.testing.defense
+torch.empty(1, device="meta") + 1
 ended = {}
 for folder in sys.argv[1:]:
     if not (child := os.fork()):
@@ -40,6 +42,7 @@ def test_packages_keep_the_contract_and_name_their_members(well, tmp_path):
         well("new", kind, f"own_{kind}")
     folders = {kind: tmp_path / f"own_{kind}" for kind in KINDS}
     python = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTEST_ADDOPTS": ""}
+    python |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a second of imports each
     command = [sys.executable, "-c", RUN, *folders.values()]
     done = subprocess.run(command, env=python, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
