@@ -25,7 +25,8 @@ QUICK = ["core", "config", "test_exports.py"]
 def house(request, tmp_path):
     """A copy of the package without one product, or without all of them, and their names."""
     gone = PRODUCTS if request.param == "all" else [request.param]
-    copy = shutil.copytree(PACKAGE, tmp_path / "vfl")  # with its bytecode
+    away = shutil.ignore_patterns("__pycache__")
+    copy = shutil.copytree(PACKAGE, tmp_path / "vfl", ignore=away)
     for product in gone:
         shutil.rmtree(copy / product)
     return tmp_path, gone
