@@ -195,13 +195,7 @@ def simulate(settings: HorizontalSettings, on_test: Tested | None = None) -> Out
         DataError: see `shared_rows`.
     """
     data = shared_rows(settings)
-    plan = plan_noise(settings, data.fewest)
-    model = build_model(settings, tuple(data.inputs.shape[1:]), data.outputs)
-    server = Secret.of_simulation(settings.seed, "horizontal server")
-    averager = Averager(settings, plan, model, server)
-    evaluator = Evaluator(
-        settings, averager, model, data.inputs[data.test], data.labels[data.test], on_test
-    )
+    model, averager, evaluator = simulated_server(settings, on_test)
     trainers: dict[int, ClientTrainer] = {}
     states = [ClientState()] * settings.clients
     for number in range(1, settings.rounds + 1):
@@ -217,6 +211,23 @@ def simulate(settings: HorizontalSettings, on_test: Tested | None = None) -> Out
         averager.absorb(updates, number)
         evaluator.after(number)
     return evaluator.outcome()
+
+
+def simulated_server(
+    settings: HorizontalSettings, on_test: Tested | None = None
+) -> tuple[nn.Module, Averager, Evaluator]:
+    """Return the network of a simulation, its averager, and the tests of the averager's weights.
+
+    Args:
+        settings: settings of the training.
+        on_test: function that receives the result of every test.
+    """
+    data = shared_rows(settings)
+    model = build_model(settings, tuple(data.inputs.shape[1:]), data.outputs)
+    secret = Secret.of_simulation(settings.seed, "horizontal server")
+    averager = Averager(settings, plan_noise(settings, data.fewest), model, secret)
+    tested = data.inputs[data.test], data.labels[data.test]
+    return model, averager, Evaluator(settings, averager, model, *tested, on_test)
 
 
 def simulated_client(

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vfl.config.run_folder import new_run_name
 from vfl.core.errors import ConfigError, MissingPackageError, UserError
-from vfl.core.seeds import Secret
 from vfl.core.storage import private_folder, read_json, write_json
 from vfl.federation import upstream
 from vfl.federation.programs import QUIET
 from vfl.federation.project import LabelFolder
-from vfl.horizontal import Averager, Outcome, plan_noise, simulate
-from vfl.horizontal.client import build_model
+from vfl.horizontal import Outcome, simulate
 from vfl.horizontal.settings import HorizontalSettings, HorizontalStudy
-from vfl.horizontal.simulation import Evaluator, Tested, shared_rows
+from vfl.horizontal.simulation import Tested, simulated_server
 from vfl.training import federated
 
 if TYPE_CHECKING:
@@ -167,13 +165,7 @@ def simulate_on_ray(settings: HorizontalSettings, on_test: Tested | None = None)
                 fix="set the environment variable FLWR_TELEMETRY_ENABLED=0 before Python starts",
             )
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        data = shared_rows(settings)
-        plan = plan_noise(settings, data.fewest)
-        model = build_model(settings, tuple(data.inputs.shape[1:]), data.outputs)
-        secret = Secret.of_simulation(settings.seed, "horizontal server")
-        averager = Averager(settings, plan, model, secret)
-        tested = data.inputs[data.test], data.labels[data.test]
-        evaluator = Evaluator(settings, averager, model, *tested, on_test)
+        _, averager, evaluator = simulated_server(settings, on_test)
         server = ServerApp()
 
         @server.main()
