@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from vfl.attacks.base import Attack
+from vfl.attacks.labels.gradients import require_messages
 from vfl.attacks.transcript import RecordedExchange
 from vfl.attacks.view import Grant, View
-from vfl.core.errors import DataError
 from vfl.core.registry import require_range
 
 
@@ -44,11 +44,7 @@ class EXACT(Attack):
         self.epochs = epochs
 
     def run(self, view: View, draw: torch.Generator) -> Tensor:
-        seen = view.transcript.last(self.epochs)
-        if not seen.messages:
-            raise DataError(
-                "no training exchange was recorded", fix="train with -s trace.phases=train"
-            )
+        seen = require_messages(view.transcript.last(self.epochs))
         top = view.others_top().eval()
 
         def nearness(one: RecordedExchange) -> Tensor:

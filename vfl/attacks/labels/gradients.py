@@ -58,12 +58,18 @@ class GradientAttack(Attack):
         Raises:
             DataError: the recording holds no training exchange.
         """
-        seen = view.transcript.first(self.epochs)
-        if not seen.messages:
-            raise DataError(
-                "no training exchange was recorded", fix="train with -s trace.phases=train"
-            )
-        return seen
+        return require_messages(view.transcript.first(self.epochs))
+
+
+def require_messages(seen: Transcript[RecordedExchange]) -> Transcript[RecordedExchange]:
+    """Return a transcript, unless it is empty.
+
+    Raises:
+        DataError: the recording holds no training exchange.
+    """
+    if not seen.messages:
+        raise DataError("no training exchange was recorded", fix="train with -s trace.phases=train")
+    return seen
 
 
 def width_of(seen: Transcript[RecordedExchange]) -> int:
