@@ -31,7 +31,6 @@ from pydantic import TypeAdapter
 from vfl.core.errors import BadOptionError, DataError, nearest
 from vfl.datasets.cells import circles_of, is_open_end
 from vfl.datasets.table import (
-    ROUNDING,
     Classes,
     Table,
     TableFormat,
@@ -49,6 +48,7 @@ from vfl.datasets.table import (
 
 MAX_CATEGORIES = 100
 NO_DATES: Mapping[str, str] = MappingProxyType({})
+_ROUNDING = 1e-12  # tolerance, relative to the largest number
 SAMPLE_ROWS = 1 << 20  # most sampled rows for medians and bin edges
 
 
@@ -543,7 +543,7 @@ def _check_categories(name: str, found: Collection[str], rows: int) -> None:
 class _Moments:
     """Mean and standard deviation of numbers in parts (Chan, Golub and LeVeque 1983, eq. 2.1).
 
-    For numbers that come in a single part, the results equal those of `mean_and_std` exactly.
+    For numbers that come in a single part, the results are exactly those of numpy.
     """
 
     def __init__(self) -> None:
@@ -565,10 +565,14 @@ class _Moments:
         self._largest = max(self._largest, float(np.abs(present).max()))
 
     def mean_and_std(self) -> tuple[float, float]:
-        """Return the mean and the standard deviation, as `mean_and_std` of all numbers."""
+        """Return mean and standard deviation of the numbers; both 0 if all are equal.
+
+        The standard deviation divides by the number of values, not by one less. Numbers count as
+        equal if they differ only by rounding errors.
+        """
         joined = self._mean, math.sqrt(self._squares / self._count) if self._count else 0.0
         mean, spread = self._alone or joined
-        return (0.0, 0.0) if spread <= ROUNDING * self._largest else (mean, spread)
+        return (0.0, 0.0) if spread <= _ROUNDING * self._largest else (mean, spread)
 
 
 class _ColumnFit:

@@ -104,22 +104,17 @@ def _read(
     setting: str | None,
     columns: Sequence[str] | None,
 ) -> Table:
-    if isinstance(source, pd.DataFrame):
-        return _frame(source, form, columns)
-    if is_object(source):
-        with _readable(str(source)):
-            return ParquetTable(str(source), form, text_columns)
-    if is_database(source):
-        return _spilled(_asked(str(source), form, columns, text_columns))
-    path = _existing(source, setting)
-    with _readable(path, form):
-        if not path.is_dir() and path.suffix != ".parquet":
-            return _read_csv(CsvRows(path, form), text_columns, columns)
-        table = ParquetTable(path, form, text_columns)
-        if len(table) > BLOCK_ROWS or path.is_dir():
-            return table
-        kept = table.columns if columns is None else list(columns)
-        return pd.DataFrame({name: table[name] for name in kept}, index=range(len(table)))
+    with _opened(source, form, setting, text_columns) as found:
+        if isinstance(found, pd.DataFrame):
+            return _frame(found, form, columns)
+        if isinstance(found, CsvRows):
+            return _read_csv(found, text_columns, columns)
+        if isinstance(found, _Answer):
+            return _spilled(found.blocks(BLOCK_ROWS, columns, text_columns))
+        if found.stays_large or len(found) > BLOCK_ROWS:
+            return found
+        kept = found.columns if columns is None else list(columns)
+        return pd.DataFrame({name: found[name] for name in kept}, index=range(len(found)))
 
 
 def first_rows(source: Source, form: TableFormat, columns: Sequence[str]) -> Table:
@@ -131,14 +126,11 @@ def first_rows(source: Source, form: TableFormat, columns: Sequence[str]) -> Tab
     source = _given(source)
     if isinstance(source, pd.DataFrame) or is_object(source):
         return read_table(source, form, columns=columns)
-    if is_database(source):
-        return _as_frame(next(_asked(str(source), form, columns)))
-    path = _existing(source, None)
-    with _readable(path, form):
-        if path.is_dir() or path.suffix == ".parquet":
-            parquet = ParquetTable(path, form)
-            return next(parquet.row_blocks(columns, BLOCK_ROWS), parquet)
-        return _as_frame(next(CsvRows(path, form).blocks(BLOCK_ROWS, columns)))
+    with _opened(source, form) as found:
+        if isinstance(found, CsvRows | _Answer):
+            return _as_frame(next(found.blocks(BLOCK_ROWS, columns)))
+        assert isinstance(found, ParquetTable), "frames are read above"
+        return next(found.row_blocks(columns, BLOCK_ROWS), found)
 
 
 def column_names(
@@ -149,19 +141,26 @@ def column_names(
     Raises:
         MissingDataError, SpecError, DataError: see `read_table`.
     """
-    form, source = form or TableFormat(), _given(source)
+    with _opened(_given(source), form or TableFormat(), setting) as found:
+        return list(found.names if isinstance(found, CsvRows | _Answer) else found.columns)
+
+
+@contextmanager
+def _opened(
+    source: Source, form: TableFormat, setting: str | None = None, text_columns: Sequence[str] = ()
+) -> Iterator[pd.DataFrame | ParquetTable | CsvRows | _Answer]:
+    """Open a source of any kind; errors while its rows are read name the file and its cure."""
     if isinstance(source, pd.DataFrame):
-        return list(_uniquely_named(source).columns)
-    if is_object(source):
-        with _readable(str(source)):
-            return list(ParquetTable(str(source)).columns)
-    if is_database(source):
-        return list(next(_asked(str(source), form)).column_names)
-    path = _existing(source, setting)
-    with _readable(path, form):
-        if path.is_dir() or path.suffix == ".parquet":
-            return list(ParquetTable(path).columns)
-        return CsvRows(path, form).names
+        yield _uniquely_named(source)
+    elif is_database(source) and not is_object(source):
+        yield _Answer(str(source), form)
+    else:
+        path = str(source) if is_object(source) else _existing(source, setting)
+        with _readable(path, form):
+            if isinstance(path, Path) and not path.is_dir() and path.suffix != ".parquet":
+                yield CsvRows(path, form)
+            else:
+                yield ParquetTable(path, form, text_columns)
 
 
 def _given(source: Source) -> Source:
@@ -334,20 +333,28 @@ def _read_csv(file: CsvRows, text_columns: Sequence[str], columns: Sequence[str]
     return _read_csv(file, [*text_columns, *mixed], columns) if mixed else table
 
 
-def _asked(
-    source: str,
-    form: TableFormat,
-    columns: Sequence[str] | None = None,
-    text_columns: Sequence[str] = (),
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a database's answer in blocks."""
-    for batch in query_blocks(source, form.query, BLOCK_ROWS):
-        check_names(pd.Series(batch.schema.names), "data.query", ", as in SELECT a.id AS a_id")
-        kept = batch.schema.names if columns is None else list(columns)
-        yield pa.record_batch(
-            [cells_of(batch.column(name), name, form, name in text_columns) for name in kept],
-            names=kept,
-        )
+class _Answer:
+    """The rows that a database returns, in blocks; each use of the object asks the query again."""
+
+    def __init__(self, source: str, form: TableFormat) -> None:
+        self._source, self._form = source, form
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the columns."""
+        return list(next(self.blocks(BLOCK_ROWS)).schema.names)
+
+    def blocks(
+        self, rows: int, columns: Sequence[str] | None = None, as_text: Sequence[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the cells in blocks of rows; see `CsvRows.blocks`."""
+        for batch in query_blocks(self._source, self._form.query, rows):
+            check_names(pd.Series(batch.schema.names), "data.query", ", as in SELECT a.id AS a_id")
+            kept = batch.schema.names if columns is None else list(columns)
+            cells = [
+                cells_of(batch.column(name), name, self._form, name in as_text) for name in kept
+            ]
+            yield pa.record_batch(cells, names=kept)
 
 
 def _spilled(batches: Iterator[pa.RecordBatch]) -> Table:
@@ -379,13 +386,17 @@ class ParquetTable(LargeTable):
     Raises:
         MissingDataError: the folder contains no Parquet file, or the store's package is missing.
         DataError: a file has other columns than the first file, or a column has no unique name.
+
+    Attributes:
+        stays_large: whether the table is read column by column, however few rows it has.
     """
 
     def __init__(
         self, path: Path | str, form: TableFormat | None = None, text_columns: Sequence[str] = ()
     ) -> None:
         self._path, self._form, self._texts = path, form or TableFormat(), text_columns
-        found = _parts(path) if isinstance(path, Path) else _opened(path)
+        self.stays_large = isinstance(path, str) or path.is_dir()
+        found = _parts(path) if isinstance(path, Path) else _objects(path)
         self._files = {
             name: pq.ParquetFile(
                 file, buffer_size=1 << 16, pre_buffer=False, coerce_int96_timestamp_unit="us"
@@ -493,7 +504,7 @@ def _no_parts(path: Path | str) -> NoReturn:
     )
 
 
-def _opened(source: str) -> dict[str, IO[bytes]]:
+def _objects(source: str) -> dict[str, IO[bytes]]:
     """Open a file in an object store, or all files of a folder there, for reading in parts."""
     try:
         fsspec = import_module("fsspec")

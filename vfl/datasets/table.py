@@ -54,7 +54,6 @@ BLOCK_ROWS = 8192  # number of rows of a block that has all columns, or of Pytho
 COLUMN_ROWS = 1 << 16  # rows of a block of few columns, where the fixed cost of a block matters
 ID_UNIT = "\x1f"  # separates the columns of a composite id
 LARGEST = 1e150  # largest allowed number; the square of a much larger one overflows float64
-ROUNDING = 1e-12  # tolerance, relative to the largest number
 
 Classes = tuple[str | int, ...]  # names of the classes of a label column, by code
 IdType = Literal["text", "number"]
@@ -589,25 +588,6 @@ def misread(name: str, texts: Collection[str]) -> str | None:
             'mean a missing cell, name them: missing = ["?"] in [data]'
         )
     return None
-
-
-def mean_and_std(values: np.ndarray) -> tuple[float, float]:
-    """Return mean and standard deviation of the present numbers; both 0 if all are equal.
-
-    The standard deviation divides by the number of values, not by one less. Numbers count as equal
-    if they differ only by rounding errors.
-
-    >>> mean_and_std(np.array([1.0, 3.0, np.nan]))
-    (2.0, 1.0)
-    """
-    missing = np.isnan(values)
-    present = values[~missing] if missing.any() else values
-    if not present.size:
-        return 0.0, 0.0
-    spread = float(present.std())
-    if spread <= ROUNDING * float(max(present.max(), -present.min())):
-        return 0.0, 0.0
-    return float(present.mean()), spread
 
 
 def spaced(count: int) -> str:

@@ -14,11 +14,51 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from vfl.core.errors import ConfigError, DataError
-from vfl.estimators.base import VFLEstimator, frame_of, weights_of
+from vfl.estimators.base import InProcessEstimator, VFLEstimator, frame_of, weights_of
+
+
+class Classifier(ClassifierMixin, InProcessEstimator):  # type: ignore[misc]
+    """Base class of classifiers.
+
+    Attributes:
+        classes_: sorted labels.
+    """
+
+    _task: ClassVar[str] = "classification"
+
+    classes_: np.ndarray
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the most probable label of each row; axes (rows,)."""
+        likeliest = self._outputs(X).argmax(dim=1).numpy()
+        answer: np.ndarray = self.classes_[likeliest]
+        return answer
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the probability of each class; axes (rows, classes)."""
+        answer: np.ndarray = torch.softmax(self._outputs(X).double(), dim=1).numpy()
+        return answer
+
+    def _output_count(self) -> int:
+        return len(self.classes_)
+
+
+class Regressor(RegressorMixin, InProcessEstimator):  # type: ignore[misc]
+    """Base class of regressors."""
+
+    _task: ClassVar[str] = "regression"
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the predicted number of each row, in the unit of `y`; axes (rows,)."""
+        answer: np.ndarray = self._outputs(X)[:, 0].numpy()
+        return answer
+
+    def _output_count(self) -> int:
+        return 1
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
+class VFLClassifier(Classifier, VFLEstimator):
     """Classifier that several parties train together in this process.
 
     Every cut and gradient is sent as a real frame, so accuracy and number of bytes are those of a
@@ -58,8 +98,6 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
             both directions.
         parties_: names of the columns that each party had in the training, by party.
     """
-
-    _task: ClassVar[str] = "classification"
 
     class_weight: Mapping[Any, float] | str | None = None
     calibration: str = "none"
@@ -119,20 +157,6 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         self._train_epoch(frame, codes, self._weighted(codes, weights))
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the most probable label of each row; axes (rows,)."""
-        likeliest = self._outputs(X).argmax(dim=1).numpy()
-        answer: np.ndarray = self.classes_[likeliest]
-        return answer
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Return the probability of each class; axes (rows, classes)."""
-        answer: np.ndarray = torch.softmax(self._outputs(X).double(), dim=1).numpy()
-        return answer
-
-    def _output_count(self) -> int:
-        return len(self.classes_)
-
     def _class_weight(self) -> str:
         by_class = self.class_weight is None or isinstance(self.class_weight, Mapping)
         return "none" if by_class else str(self.class_weight)
@@ -160,7 +184,7 @@ class VFLClassifier(ClassifierMixin, VFLEstimator):  # type: ignore[misc]
         return own if weights is None else own * weights
 
 
-class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
+class VFLRegressor(Regressor, VFLEstimator):
     """Regressor that several parties train together in this process.
 
     The label party trains on standardised numbers, so `y` may have any unit; predictions and
@@ -197,8 +221,6 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
         parties_: names of the columns that each party had in the training, by party.
     """
 
-    _task: ClassVar[str] = "regression"
-
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VFLRegressor:
         """Train on a table, starting from new weights.
 
@@ -230,14 +252,6 @@ class VFLRegressor(RegressorMixin, VFLEstimator):  # type: ignore[misc]
         frame = frame_of(self, X, y, reset=not self._has_begun(), training=True)
         self._train_epoch(frame, numbers_of(y), weights_of(sample_weight, frame))
         return self
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the predicted number of each row, in the unit of `y`; axes (rows,)."""
-        answer: np.ndarray = self._outputs(X)[:, 0].numpy()
-        return answer
-
-    def _output_count(self) -> int:
-        return 1
 
 
 def labels_of(y: Any) -> np.ndarray:

@@ -10,14 +10,13 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.base import ClassifierMixin, RegressorMixin
 
 from vfl.config import Experiment
 from vfl.core.errors import ConfigError
 from vfl.datasets import split_rows
 from vfl.datasets.table import TableFormat
 from vfl.estimators.base import Columns, InProcessEstimator, frame_of, weights_of
-from vfl.estimators.predictors import at_least_two, labels_of, numbers_of
+from vfl.estimators.predictors import Classifier, Regressor, at_least_two, labels_of, numbers_of
 from vfl.session.label import EpochRecord
 from vfl.training.specs import checked
 from vfl.training.whole_network import WholeNetworkSession
@@ -126,7 +125,7 @@ class VFLBoosting(InProcessEstimator):
         return f"trees:{','.join(options)}"
 
 
-class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
+class VFLBoostingClassifier(Classifier, VFLBoosting):
     """Gradient boosting over columns of several parties, all in this process.
 
     With protect="order", the label party receives the bin number of each cell, grows all trees, and
@@ -172,8 +171,6 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
         True
     """
 
-    _task: ClassVar[str] = "classification"
-
     calibration: str = "none"
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -194,30 +191,14 @@ class VFLBoostingClassifier(ClassifierMixin, VFLBoosting):  # type: ignore[misc]
     def _of_label(self) -> dict[str, str]:
         return {"calibration": self.calibration}
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Return the probability of each class; axes (rows, classes)."""
-        answer: np.ndarray = torch.softmax(self._outputs(X).double(), dim=1).numpy()
-        return answer
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the most probable label of each row; axes (rows,)."""
-        likeliest = self._outputs(X).argmax(dim=1).numpy()
-        found: np.ndarray = self.classes_[likeliest]
-        return found
-
-    def _output_count(self) -> int:
-        return len(self.classes_)
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class VFLBoostingRegressor(RegressorMixin, VFLBoosting):  # type: ignore[misc]
+class VFLBoostingRegressor(Regressor, VFLBoosting):
     """Gradient boosting for numeric labels or counts; for arguments, see `VFLBoostingClassifier`.
 
     Args:
         objective: "auto" for squared error, or "poisson" for counts.
     """
-
-    _task: ClassVar[str] = "regression"
 
     objective: Literal["auto", "poisson"] = "auto"  # type: ignore[misc]
 
@@ -232,11 +213,3 @@ class VFLBoostingRegressor(RegressorMixin, VFLBoosting):  # type: ignore[misc]
         frame = frame_of(self, X, y, reset=True)
         self._train(frame, numbers_of(y), weights_of(sample_weight, frame))
         return self
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the expected label of each row; axes (rows,)."""
-        answer: np.ndarray = self._outputs(X)[:, 0].numpy()
-        return answer
-
-    def _output_count(self) -> int:
-        return 1
