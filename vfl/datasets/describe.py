@@ -203,6 +203,7 @@ def describe(
             fix="write the table again, or check the query",
         )
     facts = facts_of(table, names, form, id_column, say)
+    letters = dict[str, Facts]()
     if found_out:
         classes = label if is_csv(source) and task != "regression" else None
         form = _found_form(source, form, facts, classes)
@@ -210,13 +211,7 @@ def describe(
             table = read_table(source, form)
             found = facts_of(table, changed, form, id_column)
             facts |= {name: replace(fact, units=facts[name].units) for name, fact in found.items()}
-    letters = dict[str, Facts]()  # columns that lose digits if read as numbers
-    if found_out and (long := [name for name, fact in facts.items() if fact.long]):
-        texts = read_table(source, form, long, columns=long)
-        found = facts_of(texts, long, form)
-        letters = {name: replace(fact, long=True) for name, fact in found.items()}
-        for name, fact in found.items():  # float64 holds all digits of 1.5e20
-            facts[name] = replace(facts[name], rounded=fact.whole_numbers)
+        letters = _of_long_numbers(source, form, facts)
     ids = id_column or _id_of(source, facts | letters, len(table), label, form)
     facts[ids] = letters.get(ids, facts[ids])
     if facts[ids].kind == "other":
@@ -240,31 +235,60 @@ def describe(
         _report(fact, ids, label, truth, scored.get(fact.name), form) for fact in facts.values()
     )
     notes = () if truth is None else truth.notes
-    if found_out and encoding is None and form.encoding in WESTERN:
-        notes += (
+    if found_out:
+        notes += _doubts(source, table, facts, form, encoding)
+    return TableReport(
+        len(table), columns, form, ids, label, None if truth is None else truth.task, notes, whole
+    )
+
+
+def _of_long_numbers(
+    source: Source, form: TableFormat, facts: dict[str, Facts]
+) -> dict[str, Facts]:
+    """Return the facts about columns of long numbers, read as texts, which keep all digits.
+
+    In `facts`, these columns are marked as rounded if they contain only whole numbers.
+    """
+    if not (long := [name for name, fact in facts.items() if fact.long]):
+        return {}
+    found = facts_of(read_table(source, form, long, columns=long), long, form)
+    for name, fact in found.items():  # float64 holds all digits of 1.5e20
+        facts[name] = replace(facts[name], rounded=fact.whole_numbers)
+    return {name: replace(fact, long=True) for name, fact in found.items()}
+
+
+def _doubts(
+    source: Source,
+    table: Table,
+    facts: Mapping[str, Facts],
+    form: TableFormat,
+    encoding: str | None,
+) -> tuple[str, ...]:
+    """Return warnings about a detected format; `encoding` is the one that the user has set."""
+    notes = []
+    if encoding is None and form.encoding in WESTERN:
+        notes.append(
             f"its text is no UTF-8 and is read as Western European ({form.encoding}); if letters "
-            "look wrong, set encoding in [data]",
+            "look wrong, set encoding in [data]"
         )
     decimals = [
         name
         for name, fact in facts.items()
         if fact.kind == "number" and not fact.whole_numbers and name not in form.numbers
     ]
-    if found_out and (months := _months(table, decimals)):
+    if months := _months(table, decimals):
         how = ", ".join(f'"{name}" = "%m.%Y"' for name in months)
-        notes += (
+        notes.append(
             "are numbers such as 12.2023 months and years? They are read as decimals; otherwise "
-            f"set dates = {{ {how} }} in [data]",
+            f"set dates = {{ {how} }} in [data]"
         )
-    if found_out and (grouped := may_be_thousands(source, form, decimals)):
+    if grouped := may_be_thousands(source, form, decimals):
         how = ", ".join(f'"{name}" = ","' for name in grouped)
-        notes += (
+        notes.append(
             "do the points in numbers such as 1.234 group thousands? They are read as decimals; "
-            f"otherwise set numbers = {{ {how} }} in [data]",
+            f"otherwise set numbers = {{ {how} }} in [data]"
         )
-    return TableReport(
-        len(table), columns, form, ids, label, None if truth is None else truth.task, notes, whole
-    )
+    return tuple(notes)
 
 
 def _months(table: Table, names: Sequence[str]) -> list[str]:

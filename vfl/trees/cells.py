@@ -56,7 +56,7 @@ Count = Annotated[int, Field(ge=0, lt=2**32)]
 RowCounts = tuple[Count, Count, Count]
 #: Largest payload of any message of these sessions.
 CHUNK_BYTES = QUERY_ROWS << 15
-_LABEL_PARTY = "the label party"
+LABEL_PARTY = "the label party"
 #: Prefix of the names of the label party's binning tensors in its saved weights.
 OWN = "own."
 #: Largest total size of the bins of one party that the label party accepts; the size follows from
@@ -343,7 +343,7 @@ class FeatureCellsEnd(CellsEnd):
 
     def outputs(self, exchange: Exchange) -> None:
         if exchange.phase != "validation":  # the label party has the bins of validation rows
-            expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY)
+            expect(self.link, Kind.PROTOCOL, exchange.step, LABEL_PARTY)
             self.answer_rows(exchange)
 
     def answer_rows(self, exchange: Exchange) -> None:
@@ -382,7 +382,7 @@ class FeatureCellsEnd(CellsEnd):
 
     def _answer(self, step: int, payload: bytes) -> None:
         """Send one message as soon as the label party requests it."""
-        expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY)
+        expect(self.link, Kind.PROTOCOL, step, LABEL_PARTY)
         self.link.send(Frame(Kind.PROTOCOL, step, payload))
 
 

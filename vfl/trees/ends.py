@@ -48,7 +48,14 @@ from vfl.trees.boosting import (
     splits_of_state,
     splits_state,
 )
-from vfl.trees.cells import CHUNK_BYTES, FeatureCellsEnd, LabelCellsEnd, counted_state, taken
+from vfl.trees.cells import (
+    CHUNK_BYTES,
+    LABEL_PARTY,
+    FeatureCellsEnd,
+    LabelCellsEnd,
+    counted_state,
+    taken,
+)
 from vfl.trees.explanation import Leaves, importance, mean_absolute
 from vfl.trees.grow import Layout, Split
 from vfl.trees.histograms import Local, Sides, bin_kind
@@ -59,7 +66,6 @@ if TYPE_CHECKING:
 #: Largest number of splits on the columns of one party; with more splits, the answers for the
 #: largest query would not fit in one message.
 MOST_SPLITS = CHUNK_BYTES // QUERY_ROWS * 8
-_LABEL_PARTY = "the label party"
 #: Largest number of positions in a histogram of all columns; a position has 16 bytes, so a node's
 #: histogram has at most 64 MiB.
 _MOST_PLACES = 1 << 22
@@ -82,7 +88,7 @@ class FeatureEnd(FeatureCellsEnd):
         self._sides: Sides | None = None
 
     def train(self, exchange: Exchange) -> None:
-        self._take(bytes(expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY).payload))
+        self._take(bytes(expect(self.link, Kind.PROTOCOL, exchange.step, LABEL_PARTY).payload))
 
     def _take(self, raw: bytes) -> None:
         """Store a round's splits on this party's columns, which the label party sent."""
@@ -108,7 +114,7 @@ class FeatureEnd(FeatureCellsEnd):
         """Receive the Shapley values of this party's columns for the rows of an exchange."""
         rows = len(exchange.rows) if self._terms.mode == "predict" else 1
         columns = len(self._binning.layout.bins)
-        frame = expect(self.link, Kind.PROTOCOL, exchange.step, _LABEL_PARTY)
+        frame = expect(self.link, Kind.PROTOCOL, exchange.step, LABEL_PARTY)
         raw = bytes(frame.payload)
         fits = bool(raw) and len(raw) % (4 * rows * columns) == 0
         values = np.frombuffer(raw if fits else b"", "<f4")

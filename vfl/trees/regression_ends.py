@@ -32,6 +32,7 @@ from vfl.session.schedule import Exchange
 from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
 from vfl.session.terms import Terms
 from vfl.trees.cells import (
+    LABEL_PARTY,
     FeatureCellsEnd,
     LabelCellsEnd,
     RowCounts,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 PARTS = "parts of margins"
 #: Statistics of a fit that exist for each column, in the order in which they are sent.
 KEPT = ("coefficient", "standard_error", "p_value", "lower", "upper")
-_LABEL_PARTY = "the label party"
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,7 @@ class TrainingEnd(SummingEnd[Facts]):
             if len(last) != size:
                 raise ProtocolError(
                     "the message has coefficients for a different number of columns",
-                    where=_LABEL_PARTY,
+                    where=LABEL_PARTY,
                 )
             found = np.frombuffer(last, "<f8").reshape(len(KEPT), -1)
             self._part = Part(part.design, False, dict(zip(KEPT, found.copy(), strict=True)))

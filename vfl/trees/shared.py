@@ -55,6 +55,7 @@ from vfl.session.terms import Terms
 from vfl.trees.boosting import Source, blocks
 from vfl.trees.cells import (
     CHUNK_BYTES,
+    LABEL_PARTY,
     MOST_BYTES,
     CellsEnd,
     RowCounts,
@@ -73,7 +74,6 @@ if TYPE_CHECKING:
 
 #: Letters with which the label party's requests begin.
 _TREE, _SUMS, _SIDES, _END = b"T", b"S", b"D", b"E"
-_LABEL_PARTY = "the label party"
 _SEEN_SIDES = "sides of splits"
 #: Largest size in bytes of the gradient sums that answer one request.
 _MOST_SUMS = CHUNK_BYTES
@@ -302,7 +302,7 @@ class SharedFeatureEnd(FeatureEnd):
     def _serve(self, step: int) -> bytes:
         """Answer the requests of a round; return the content of the request that ends the round."""
         while True:
-            raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
+            raw = bytes(expect(self.link, Kind.PROTOCOL, step, LABEL_PARTY).payload)
             letter, content = raw[:1], raw[1:]
             if letter == _END:
                 self._elements, self._nodes = _NO_ELEMENTS, _NO_NODES
@@ -318,7 +318,7 @@ class SharedFeatureEnd(FeatureEnd):
             elif letter == _SIDES:
                 self._send_sides(_read(content), step)
             else:
-                raise _unknown(_LABEL_PARTY)
+                raise _unknown(LABEL_PARTY)
 
     def _share(self) -> np.ndarray:
         self._drawn += 1
@@ -333,11 +333,11 @@ class SharedFeatureEnd(FeatureEnd):
         bins = self._summed
         _require_nodes(count)
         if not len(self._nodes):
-            raise _unknown(_LABEL_PARTY)  # no tree has been started
+            raise _unknown(LABEL_PARTY)  # no tree has been started
         if self._mode.nodes == "known":
             told = _numbers(asked["nodes"], len(self._known))
             kind = _kind(len(told))
-            raw = _receive(self.link, step, len(self._known) * kind.itemsize, _LABEL_PARTY)
+            raw = _receive(self.link, step, len(self._known) * kind.itemsize, LABEL_PARTY)
             places = raw.view(kind)
             self._last_node = max(self._last_node, *told.tolist(), 0)
             self._nodes = self._nodes.astype(_kind(1 + self._last_node), copy=False)
@@ -362,16 +362,16 @@ class SharedFeatureEnd(FeatureEnd):
         layout = self._binning.layout
         splits = read_splits(asked["splits"], layout)
         if len(self._answered) + len(splits) > MOST_SPLITS:
-            raise _unknown(_LABEL_PARTY)
+            raise _unknown(LABEL_PARTY)
         if asked["nodes"] is None:
             if step and self._mode.nodes == "known":
-                raise _unknown(_LABEL_PARTY)  # if nodes are known, a request must list them
+                raise _unknown(LABEL_PARTY)  # if nodes are known, a request must list them
             packed = [np.packbits(goes_left([one], self._known, layout)) for one in splits]
             _send(self.link, step, b"".join(one.tobytes() for one in packed))
         else:
             nodes = _numbers(asked["nodes"], len(self._known))
             if len(nodes) != len(splits) or not len(self._nodes):
-                raise _unknown(_LABEL_PARTY)
+                raise _unknown(LABEL_PARTY)
             places = np.full(1 + max(self._last_node, nodes.max(initial=0)), -1)
             places[nodes] = np.arange(len(nodes))
             side = Sides(splits, layout).of_nodes(self._nodes, places, self._known)
@@ -474,7 +474,7 @@ class HelperEnd(CellsEnd):
         if columns is None:
             columns = [None] * len(counts)
         if not isinstance(columns, list) or len(columns) != len(counts):
-            raise _unknown(_LABEL_PARTY)
+            raise _unknown(LABEL_PARTY)
         found = zip(counts, map(_columns, columns, counts.values()), strict=True)
         return {name: chosen(self._bins_of[name], own) for name, own in found if len(own)}
 
@@ -482,7 +482,7 @@ class HelperEnd(CellsEnd):
         """Answer the requests of a round, up to the request that ends the round."""
         known = self._trees.nodes == "known"
         while True:
-            raw = bytes(expect(self.link, Kind.PROTOCOL, step, _LABEL_PARTY).payload)
+            raw = bytes(expect(self.link, Kind.PROTOCOL, step, LABEL_PARTY).payload)
             if raw == _END:
                 self._elements.clear()
                 return
@@ -494,21 +494,21 @@ class HelperEnd(CellsEnd):
                 count = _read(raw[1:])["count"]
                 _require_nodes(count)
                 if not self._summed:
-                    raise _unknown(_LABEL_PARTY)  # no tree has been started
+                    raise _unknown(LABEL_PARTY)  # no tree has been started
                 self._hidden_sums += 1
                 self._sum_nodes(count, step) if known else self._sum_all(count, step)
             else:
-                raise _unknown(_LABEL_PARTY)
+                raise _unknown(LABEL_PARTY)
 
     def _received_share(self, step: int) -> np.ndarray:
-        raw = _receive(self.link, step, 8 * self._agreed.rows[0], _LABEL_PARTY)
+        raw = _receive(self.link, step, 8 * self._agreed.rows[0], LABEL_PARTY)
         return raw.view("<u8")
 
     def _sum_nodes(self, count: int, step: int) -> None:
         """Sum the shares over the rows of each requested node, and send the sums."""
         kind, sums = _kind(count), []
         for name, bins, width in self._asked():
-            raw = _receive(self.link, step, self._agreed.rows[0] * kind.itemsize, _LABEL_PARTY)
+            raw = _receive(self.link, step, self._agreed.rows[0] * kind.itemsize, LABEL_PARTY)
             nodes = raw.view(kind)
             self._note("rows of nodes, permuted", self._terms.label_party, TRAIN, len(nodes))
             own = sums_of(bins, nodes, count, self._elements[name], width)
@@ -942,14 +942,14 @@ def _read(content: bytes) -> Any:
                 "columns": found.get("columns"),
                 "splits": json.dumps(found.get("splits", [])).encode()}  # fmt: skip
     except (ValueError, AttributeError, RecursionError):
-        raise _unknown(_LABEL_PARTY) from None
+        raise _unknown(LABEL_PARTY) from None
 
 
 def _require_nodes(count: Any) -> None:
     if type(count) is not int or not 1 <= count <= _MOST_NODES:
         raise ProtocolError(
             "the message requests sums of too many nodes at once",
-            where=f"the message of {_LABEL_PARTY}",
+            where=f"the message of {LABEL_PARTY}",
             want=f"1 to {_MOST_NODES} nodes",
         )
 
@@ -963,7 +963,7 @@ def _numbers(nodes: Any, rows: int) -> np.ndarray:
     if not isinstance(nodes, list) or not all(
         type(one) is int and 0 <= one < 2 * rows for one in nodes
     ):
-        raise _unknown(_LABEL_PARTY)
+        raise _unknown(LABEL_PARTY)
     return np.array(nodes, np.uint32)
 
 
@@ -976,9 +976,9 @@ def _columns(columns: Any, count: int) -> np.ndarray:
     if columns is None:
         return np.arange(count)
     if not isinstance(columns, list) or not all(type(one) is int for one in columns):
-        raise _unknown(_LABEL_PARTY)
+        raise _unknown(LABEL_PARTY)
     if columns != sorted({*columns}) or not all(0 <= one < count for one in columns):
-        raise _unknown(_LABEL_PARTY)
+        raise _unknown(LABEL_PARTY)
     return np.array(columns, np.int64)
 
 

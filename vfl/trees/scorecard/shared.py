@@ -42,6 +42,7 @@ from vfl.session.secure_mode import EVALUATE, TRAIN, OwnRows
 from vfl.session.terms import Terms
 from vfl.trees.bins import Binning, fit_bins
 from vfl.trees.cells import (
+    LABEL_PARTY,
     Count,
     RowCounts,
     categories_of,
@@ -86,7 +87,6 @@ from vfl.trees.sums import Asked, Masked, Summing, coarse_bits, fine_bits
 if TYPE_CHECKING:
     from vfl.trees.scorecard.mode import Scorecard
 
-_LABEL_PARTY = "the label party"
 _SHIFT = np.dtype("<f8")
 #: Limits on the size of JSON messages in bytes: for the merged bin of one cell (joined fine bins),
 #: for the entry of one merged bin, and for the rest of a message.
@@ -192,7 +192,7 @@ class TrainingEnd(SummingEnd[Facts]):
         keep = np.frombuffer(raw, np.uint8) != 0
         first = sum(columns[:-1])
         if not keep[first]:
-            raise ProtocolError("a regression needs an intercept", where=_LABEL_PARTY)
+            raise ProtocolError("a regression needs an intercept", where=LABEL_PARTY)
         if keep.sum() == 1:
             return
         if own is not None:
@@ -234,7 +234,7 @@ class HelperEnd(TrainingEnd):
         try:
             columns = self._columns_of_holders(json.loads(bytes(raw)))
         except (ValueError, RecursionError):
-            raise _unfit(_LABEL_PARTY) from None
+            raise _unfit(LABEL_PARTY) from None
         self._follow(None, columns)
         player.next_number()  # skip the message with the points
         self._note(TRAIN)
@@ -300,7 +300,7 @@ class FeatureEnd(TrainingEnd):
             columns = self._columns_of_holders(told["counts"])
             groups = read_columns(told["columns"], self._layout_of_cells, self._mode)
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise _unfit(_LABEL_PARTY) from None
+            raise _unfit(LABEL_PARTY) from None
         count = sum(len(one.weights) for one in groups)
         player.leakage.count("weights of evidence", "its bins", count, count)
         trained = _grouped(cells, groups)
@@ -319,7 +319,7 @@ class FeatureEnd(TrainingEnd):
             if scale
         ]
         if len(parts) != columns[self._role]:
-            raise _unfit(_LABEL_PARTY)
+            raise _unfit(LABEL_PARTY)
         values = np.stack(parts, axis=1) if parts else np.empty((len(cells), 0))
         self._follow(values, columns)
         raw = bytes(link.receive_bytes(player.next_number(), 2, self._most_told))
@@ -328,7 +328,7 @@ class FeatureEnd(TrainingEnd):
             final = [before | {"points": points} for before, points in known]
             found = read_columns(final, self._layout_of_cells, self._mode)
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise _unfit(_LABEL_PARTY) from None
+            raise _unfit(LABEL_PARTY) from None
         self._columns = [
             OwnColumn(one.groups[cell], one.weights, one.points)
             for one, cell in zip(found, self._cells, strict=True)
