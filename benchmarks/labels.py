@@ -18,6 +18,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks import harness
 from benchmarks.harness import markdown_table
@@ -34,7 +35,7 @@ FILES = {
     "hidden_mnist": "hidden_labels_mnist.csv",
     "hidden_fashion": "hidden_labels_fashion.csv",
 }
-WHITENED = "labels_hidden_whitened_mnist.csv"
+WHITENED, WIDE = "labels_hidden_whitened_mnist.csv", "labels_mlp_128.csv"
 LABEL_FREE = "label_free:kind=pca,features=0"
 ANCHORED = "anchored:rate=0.02+potential:alpha=2,norm=no"
 #: Trainings of the two tables.
@@ -124,6 +125,20 @@ def whitened(folder: Path) -> dict[str, str]:
     }
 
 
+def wide(folder: Path) -> dict[str, str]:
+    """Return what two attacks infer with a cut of 128 units and from pictures alone, by name."""
+    rows = records(folder / WIDE)
+    found = {}
+    attacks = {"mlp": "mlp:teacher=propagation,scaler=whiten",
+               "inputs": "label_propagation:at=inputs"}  # fmt: skip
+    for name, attack in attacks.items():
+        of = [row for row in rows if row["attack"] == attack]
+        by_seed = {row["seed"]: [float(r["accuracy"]) for r in of if r["seed"] == row["seed"]]
+                   for row in of}  # fmt: skip
+        found[f"wide {name}"] = points_text(over(map(fmean, by_seed.values())))
+    return found
+
+
 def _link(field: str) -> str:
     """Return the link of a figure of the template, in the form of `benchmarks.pages`."""
     name, _, rest = field.partition(" ")
@@ -166,6 +181,7 @@ def bench_labels(check: bool = False, folder: Path = FOLDER) -> list[LabelRow]:
         "hidden": hidden_table(folder),
         "hidden less": _three([f"{free - own:.1f}" for free, own in before.values()]),
         **whitened(folder),
+        **wide(folder),
     }
     rows: list[LabelRow] = []
 

@@ -154,8 +154,9 @@ def test_rows_of_a_table_are_rows_of_its_file(heading, first, name):
 
 #: Files of figures that were printed by a command, at a commit, on a day.
 PRINTED = (
-    "gpu_products.csv", "gpu_steps.csv", "psi.csv", "roles_labels.csv", "roles_middle.csv",
-    "scorecard.csv", "scorecard_shared.csv", "secure_layer_attacks.csv", "secure_layer_steps.csv",
+    "alignment_reused.csv", "gpu_products.csv", "gpu_steps.csv", "psi.csv", "roles_labels.csv",
+    "roles_middle.csv", "scorecard.csv", "scorecard_shared.csv", "secure_layer_attacks.csv",
+    "secure_layer_steps.csv",
 )  # fmt: skip
 
 
@@ -186,6 +187,24 @@ def test_figures_of_roles(heading, first, name):
         assert named.strip("`") == own
         for cell, value in zip(cells, values, strict=False):
             assert_shows(cell, [float(value)])
+
+
+def test_the_cost_of_reused_keys():
+    first, second = rows_of("alignment_reused.csv")
+    page = (RESULTS / "alignment.md").read_text(encoding="utf-8")
+    said = "takes the parties {label_cpu_s} and {bank_cpu_s} s of CPU time and {sent}."
+    assert said.format(**second) in page
+    assert "took {label_cpu_s} and {bank_cpu_s} s and {sent} (".format(**first) in page
+
+
+def test_label_propagation_over_pictures_beats_an_attack_on_a_wide_cut():
+    rows, reached = rows_of("labels_mlp_128.csv"), []
+    for attack in ("mlp:teacher=propagation,scaler=whiten", "label_propagation:at=inputs"):
+        of = [row for row in rows if row["attack"] == attack]
+        seeds = [[100 * float(r["accuracy"]) for r in of if r["seed"] == seed] for seed in "012"]
+        reached.append("{:.1f} ± {:.1f} %".format(*interval([mean(one) for one in seeds])))
+    page = (RESULTS / "labels.md").read_text(encoding="utf-8")
+    assert "infers {}, but label propagation over the pictures alone {} (".format(*reached) in page
 
 
 def test_figures_of_shared_layers_and_of_the_card_in_sentences():
