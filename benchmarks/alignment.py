@@ -15,7 +15,6 @@ from __future__ import annotations
 import queue
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Client, Connection, Listener
@@ -235,7 +234,25 @@ def work(parent: Parent) -> None:
     with Listener(("127.0.0.1", 0)) as listener:
         parent.put(Ports(ports={job.role: listener.address[1]}))
         mesh = Mesh(job.role, listener, parent.get(Ports), place)
-    before, cpu = harness.resident_bytes("VmRSS"), time.process_time()
+    with harness.measured() as cost:
+        common = _played(job, protocol, mesh, place, folder)
+    parent.put(
+        AlignmentRow(
+            role=job.role,
+            protocol=job.protocol,
+            memory=job.memory,
+            sent_mb=mesh.sent_bytes / 1e6,
+            peak_mb=cost.peak_bytes / 1e6,
+            cpu_s=cost.cpu_s,
+            common=common,
+        )
+    )
+
+
+def _played(
+    job: AlignmentJob, protocol: Protocol, mesh: Mesh, place: OnDisk, folder: Path
+) -> int | None:
+    """Run the role and store its result; return the number of common ids, None for the helper."""
     ids, used = None, dict[Path, Keys]()
 
     def keys(peer: str) -> Keys:
@@ -263,17 +280,7 @@ def work(parent: Parent) -> None:
     for path, kept in used.items():
         kept.stage(path, job.role)
         Keys.commit(path)
-    parent.put(
-        AlignmentRow(
-            role=job.role,
-            protocol=job.protocol,
-            memory=job.memory,
-            sent_mb=mesh.sent_bytes / 1e6,
-            peak_mb=(harness.resident_bytes("VmHWM") - before) / 1e6,
-            cpu_s=time.process_time() - cpu,
-            common=common,
-        )
-    )
+    return common
 
 
 def _helping(protocol: Protocol, place: OnDisk) -> FoundRole:

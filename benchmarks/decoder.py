@@ -252,16 +252,17 @@ def _six_billion(layer: DecoderRow, form: Form) -> list[DecoderRow]:
 
 def _play(parties: LocalRoles, program: Callable[[Role], Any]) -> Played:
     offline = _sent(parties.traffic(), "offline")[0]
-    began = time.process_time()
-    material = parties.run(lambda party: party.prepare(program))
-    dealt = time.process_time() - began
+    with harness.measured() as dealing:
+        material = parties.run(lambda party: party.prepare(program))
     offline = _sent(parties.traffic(), "offline")[0] - offline
     before = _sent(parties.traffic(), "online")
-    began, clock = time.process_time(), time.perf_counter()
-    found = parties.run(lambda party: party.answer(program, material[party.role]), (P0, P1))
-    seconds, wall = time.process_time() - began, time.perf_counter() - clock
+    with harness.measured() as online:
+        found = parties.run(lambda party: party.answer(program, material[party.role]), (P0, P1))
     sent, frames = (b - a for a, b in zip(before, _sent(parties.traffic(), "online"), strict=True))
-    return Played(found, seconds, wall, sent - HEADER_BYTES * frames, frames, offline, dealt)
+    return Played(
+        found, online.cpu_s, online.wall_s, sent - HEADER_BYTES * frames, frames, offline,
+        dealing.cpu_s,
+    )  # fmt: skip
 
 
 def _sent(rows: Sequence[Traffic], phase: str) -> tuple[int, int]:
@@ -369,9 +370,9 @@ def _layer(mode: str, form: Form, width: int, turns: int, wan: Wan | None) -> De
                 shared = _dealt(party, values, _SUM, _SUM + form.integer_bits + _GUARD)
                 if start and not party.offline:
                     together.wait(timeout=300)
-                began, clock = time.thread_time(), time.perf_counter()
-                found = layers[party.role].layer(party, 1, shared, start, caches)
-            return found, time.thread_time() - began, time.perf_counter() - clock
+                with harness.measured(time.thread_time) as cost:
+                    found = layers[party.role].layer(party, 1, shared, start, caches)
+            return found, cost.cpu_s, cost.wall_s
 
         before, both = (
             [_play(parties, partial(program, last)) for _ in range(turns + 1)][1:]

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -103,15 +102,6 @@ def _planned(cells: int, epochs: int) -> tuple[Experiment, Sequence[Cell]]:
     return experiment, comparison_of(experiment).cells
 
 
-@contextmanager
-def _clocks() -> Iterator[list[float]]:
-    """Yield a list that receives the wall time and CPU time of the `with` block, in seconds."""
-    found: list[float] = []
-    wall, cpu = time.monotonic(), _cpu_s()
-    yield found
-    found += [time.monotonic() - wall, _cpu_s() - cpu]
-
-
 def _cpu_s() -> float:
     """Return the CPU time of this process and all its descendants, including those that ended."""
     total = 0
@@ -128,11 +118,11 @@ def _alone(planned: tuple[Experiment, Sequence[Cell]]) -> GridRow:
     _, cells = planned
     with tempfile.TemporaryDirectory() as place:
         data = [load_data(cell.experiment) for cell in cells]
-        with _clocks() as spent:
+        with harness.measured(_cpu_s) as cost:
             for cell, rows in zip(cells, data, strict=True):
                 train(cell.experiment, Path(place), cell.name, data=rows)
-    wall_s, cpu_s = spent
-    return GridRow("loop", 1, len(cells), wall_s, 1e3 * cpu_s / len(cells), 0.0, 1.0)
+    cell_cpu_ms = 1e3 * cost.cpu_s / len(cells)
+    return GridRow("loop", 1, len(cells), cost.wall_s, cell_cpu_ms, 0.0, 1.0)
 
 
 def _of_engine(
@@ -143,16 +133,15 @@ def _of_engine(
     alone: GridRow,
 ) -> GridRow:
     experiment, cells = planned
-    with tempfile.TemporaryDirectory() as place, _clocks() as spent:
+    with tempfile.TemporaryDirectory() as place, harness.measured(_cpu_s) as cost:
         folder = GridFolder(Path(place))
         with RayCluster.of(ray) if engine == "ray" else nullcontext() as cluster:
             folder.write(experiment, cells, "benchmarks.grid")
             failed = run_cells(folder, cells, jobs, cluster=cluster)
         assert not failed, failed[0].failure
-    wall_s, cpu_s = spent
-    cpu_ms = 1e3 * cpu_s / len(cells)
-    used = alone.wall_s / alone.cells * len(cells) / (jobs * wall_s)
-    return GridRow(engine, jobs, len(cells), wall_s, cpu_ms, cpu_ms - alone.cell_cpu_ms, used)
+    cpu_ms = 1e3 * cost.cpu_s / len(cells)
+    used = alone.wall_s / alone.cells * len(cells) / (jobs * cost.wall_s)
+    return GridRow(engine, jobs, len(cells), cost.wall_s, cpu_ms, cpu_ms - alone.cell_cpu_ms, used)
 
 
 TABLE = harness.table(

@@ -15,8 +15,8 @@ import sys
 import time
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, BooleanOptionalAction
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -154,6 +154,39 @@ def beside(figure: float, ratio: float, digits: int = 2) -> str:
 def middle(rows: Sequence[Any], *names: str) -> dict[str, float]:
     """Return the median, over all turns, of some metrics of the rows, by name."""
     return {name: median(getattr(row, name) for row in rows) for name in names}
+
+
+@dataclass(slots=True)
+class Cost:
+    """Cost of a `with` block; all values are zero until the block ends.
+
+    Attributes:
+        wall_s, cpu_s: wall and processor time, in seconds.
+        peak_bytes: peak memory of this process so far minus its memory when the block began.
+    """
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    peak_bytes: int = 0
+
+
+@contextmanager
+def measured(cpu: Callable[[], float] = time.process_time) -> Iterator[Cost]:
+    """Measure a `with` block of this process.
+
+    >>> with measured() as cost:
+    ...     _ = sum(range(1000))
+    >>> cost.wall_s > 0
+    True
+
+    Args:
+        cpu: clock of the processor time.
+    """
+    cost, before = Cost(), resident_bytes("VmRSS")
+    wall, busy = time.perf_counter(), cpu()
+    yield cost
+    cost.cpu_s, cost.wall_s = cpu() - busy, time.perf_counter() - wall
+    cost.peak_bytes = resident_bytes("VmHWM") - before
 
 
 def timed(call: Callable[[], Any], clock: Callable[[], float] = time.process_time) -> float:

@@ -11,7 +11,6 @@ a round. Such a round costs as much as the first token of a text of k tokens, pl
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -153,9 +152,7 @@ def _asked(
     prompts = torch.randint(plain.shape.vocabulary, (texts, tokens), generator=draw).tolist()
 
     def spent(act: Callable[[], object], phase: str) -> tuple[int, int, float]:
-        before, began = _sent(hidden, phase), time.process_time()
-        act()
-        seconds = time.process_time() - began
+        before, seconds = _sent(hidden, phase), harness.timed(act)
         size, frames = (b - a for a, b in zip(before, _sent(hidden, phase), strict=True))
         return size, frames, seconds
 

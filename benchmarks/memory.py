@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +28,7 @@ from benchmarks.worker import BenchmarkWorker, Parent
 from vfl.config import Experiment, PartyFile, memory_bytes
 from vfl.config.toml import Settings
 from vfl.core.errors import BadOptionError, UserError
+from vfl.datasets import PartyData
 from vfl.datasets.describe import describe
 from vfl.session import Terms, rules
 from vfl.session.store.party_folder import own_data
@@ -248,36 +248,40 @@ def measure(asked: Asked) -> Peak:
     """Load a party's data and take batches, or describe its table."""
     party = asked.party
     if asked.describes:
-        before, began = harness.resident_bytes("VmRSS"), time.perf_counter()
-        describe(party.source_path, None, None, party.table.label)
-        load_s = time.perf_counter() - began
-        return Peak(peak_bytes=harness.resident_bytes("VmHWM") - before, load_s=load_s)
+        with harness.measured() as load:
+            describe(party.source_path, None, None, party.table.label)
+        return Peak(peak_bytes=load.peak_bytes, load_s=load.wall_s)
     train = {"shuffle": "blocks" if asked.reads_epoch else "full", "batch_size": BATCH_ROWS}
     content = {"parties": {party.party: {}}, "train": train | {"epochs": 1}}
     # The split has few test rows, because an evaluation stores the scores of its rows.
     if asked.reads_epoch:
         content["data"] = {"validation": 0.0, "test": 0.01}
     terms = Terms.of(Experiment.model_validate(content), "train", "memory")
-    before = harness.resident_bytes("VmRSS")
-    began, cpu = time.perf_counter(), time.process_time()
-    data = own_data(party, terms, "classification")
-    load_s, load_cpu_s = time.perf_counter() - began, time.process_time() - cpu
+    with harness.measured() as whole:
+        with harness.measured() as load:
+            data = own_data(party, terms, "classification")
+        with harness.measured() as reading:
+            taken = _batches_taken(terms, data, asked.reads_epoch)
+    return Peak(
+        peak_bytes=whole.peak_bytes,
+        load_s=load.wall_s,
+        load_cpu_s=load.cpu_s,
+        rows_per_cpu_s=taken / reading.cpu_s if asked.reads_epoch else 0.0,
+    )
+
+
+def _batches_taken(terms: Terms, data: PartyData, whole_epoch: bool) -> int:
+    """Take the batches of an epoch, or the first `BATCHES`; return the number of their rows."""
     assert data.inputs is not None, "the party has columns"
-    cpu, taken = time.process_time(), 0
+    taken = 0
     for exchange in rules.schedule(terms, data.split):
-        if not exchange.trains or (not asked.reads_epoch and exchange.step == BATCHES):
+        if not exchange.trains or (not whole_epoch and exchange.step == BATCHES):
             break
         for own in (data.inputs, data.labels):
             if own is not None:
                 own.index_select(0, torch.from_numpy(exchange.rows))
         taken += len(exchange.rows)
-    speed = taken / (time.process_time() - cpu)
-    return Peak(
-        peak_bytes=harness.resident_bytes("VmHWM") - before,
-        load_s=load_s,
-        load_cpu_s=load_cpu_s,
-        rows_per_cpu_s=speed if asked.reads_epoch else 0.0,
-    )
+    return taken
 
 
 def work(parent: Parent) -> None:

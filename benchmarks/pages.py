@@ -14,16 +14,23 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING, TypeVar
 
 from benchmarks import harness
 from vfl.compression import make
 from vfl.core.errors import DataError, VFLError, nearest
+from vfl.core.text import csv_text
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+#: Type variable: a dataclass whose fields are the columns of a file.
+Row = TypeVar("Row", bound="DataclassInstance")
 FOLDER = Path("docs/results")
 _TERM = re.compile(r"(?P<file>[\w.]+)\?(?P<where>.*)#(?P<column>\w+)(?P<factors>(?:[*/][\d.]+)*)")
 
@@ -50,6 +57,30 @@ def records(path: Path) -> list[dict[str, str]]:
             return list(csv.DictReader(file))
     lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return [{key: "" if it is None else str(it) for key, it in line.items()} for line in lines]
+
+
+def cells_of(row: DataclassInstance, digits: int | None) -> dict[str, object]:
+    """Return the cells of a record by column; floats get so many decimal places, if any."""
+    return {
+        name: f"{one:.{digits}f}" if isinstance(one, float) and digits is not None else one
+        for name, one in asdict(row).items()
+    }
+
+
+def written(rows: Iterable[Row], file: Path | None, digits: int | None = None) -> Iterator[Row]:
+    """Yield records; the CSV file has each record as soon as it exists.
+
+    Args:
+        rows: records, all of one dataclass.
+        file: the CSV file; None writes nothing.
+        digits: number of decimal places of floats; by default, all digits.
+    """
+    lines = []
+    for row in rows:
+        lines.append(cells_of(row, digits))
+        if file is not None:
+            file.write_text(csv_text([one.name for one in fields(row)], lines), encoding="utf-8")
+        yield row
 
 
 _records_read = cache(records)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -112,18 +111,17 @@ def measure(job: PsiJob) -> PsiRow:
     """Run all roles in this process, and return the costs."""
     if job.spec == "ecdh":
         ristretto.random_points(1)  # the first intersection loads libsodium
-    before = harness.resident_bytes("VmRSS")
-    owns = [Own(name, ids_of(rank, job.ids)) for rank, name in enumerate(("bank", "label"))]
-    began, cpu = time.perf_counter(), time.process_time()
-    found, traffic = play(job.spec, owns, "label")
-    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    with harness.measured() as whole:
+        owns = [Own(name, ids_of(rank, job.ids)) for rank, name in enumerate(("bank", "label"))]
+        with harness.measured() as cost:
+            found, traffic = play(job.spec, owns, "label")
     return PsiRow(
         system=job.spec,
         ids=job.ids,
-        seconds=seconds,
-        cpu_s=cpu,
+        seconds=cost.wall_s,
+        cpu_s=cost.cpu_s,
         party_bytes=max(traffic.of(name) for name in found),
-        peak_mb=(harness.resident_bytes("VmHWM") - before) / 1e6,
+        peak_mb=whole.peak_bytes / 1e6,
         common=len(found["bank"]),
     )
 

@@ -8,7 +8,6 @@ the whole training, but not the reading of the table.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +100,8 @@ def _measured(rows: int, columns: int, parties: int, name: str, seed: int) -> Re
             "train": {"epochs": 1},
         })  # fmt: skip
         found = train(experiment, Path(folder), "run")
-    began = time.perf_counter()
-    central = _central(table, name)
-    central_s = time.perf_counter() - began
+    with harness.measured() as cost:
+        central = _central(table, name)
     told = {(one["party"], one["column"]): one for one in found["regression"]["columns"]}
     last = f"p{parties - 1}"
     mine = [told[last, "intercept"]]
@@ -116,7 +114,7 @@ def _measured(rows: int, columns: int, parties: int, name: str, seed: int) -> Re
     return RegressionRow(
         name,
         found["seconds"],
-        central_s,
+        cost.wall_s,
         sum(one["wire_bytes"] for one in traffic),
         sum(one["wire_bytes"] for one in traffic if one["party"] == "helper"),
         float(np.abs(coefficients - central.coefficients).max()),

@@ -13,10 +13,8 @@ words; both are trained and tested on sanitised texts.
 
 from __future__ import annotations
 
-import argparse
-import csv
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +23,8 @@ from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
+from benchmarks import harness
+from benchmarks.pages import written
 from vfl.config import Experiment
 from vfl.core.seeds import Secret
 from vfl.datasets import Split
@@ -111,7 +111,7 @@ def measure(
     specs: Iterable[str], texts: Tensor, labels: Tensor, split: Split, table: Tensor
 ) -> Iterator[Sanitised]:
     """Yield a result for each defense; the first is without a defense."""
-    yield Sanitised("none", 1, 1, _guess(texts), *_accuracies(texts, labels, split, table))
+    yield Sanitised("none", 1.0, 1.0, _guess(texts), *_accuracies(texts, labels, split, table))
     for spec in specs:
         defense = make(spec)
         bottom = defense.wrap_bottom(WordVectors(table), texts.shape[1] * table.shape[1])
@@ -160,20 +160,26 @@ def _accuracies(texts: Tensor, labels: Tensor, split: Split, table: Tensor) -> t
     return accuracy(mean.numpy(), 10), accuracy(sets[:, 1:], 0.1)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write a line for each defense as soon as it is measured."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("sanitisation.csv"))
-    out = parser.parse_args(arguments).out
-    with out.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(Sanitised.__annotations__), lineterminator="\n")
-        writer.writeheader()
-        for line in measure(SPECS, *reviews(), vectors()):
-            shown = {name: one if isinstance(one, str) else f"{one:.3f}" for name, one in
-                     asdict(line).items()}  # fmt: skip
-            writer.writerow(shown)
-            file.flush()
-            print(*shown.values())
+def bench_sanitisation(out: Path = Path("sanitisation.csv")) -> list[Sanitised]:
+    """Measure what sanitised words disclose, and what accuracy remains.
+
+    Args:
+        out: CSV file for the results; each result is written as soon as it is measured.
+    """
+    return list(written(measure(SPECS, *reviews(), vectors()), out, digits=3))
+
+
+TABLE = harness.table(
+    ("defense", "<22", "defense"),
+    ("kept", ">8.3f", "kept"),
+    ("read", ">8.3f", "read"),
+    ("guess", ">8.3f", "guess"),
+    ("mean vector", ">13.3f", "mean_vector"),
+    ("words", ">8.3f", "words"),
+)
+
+
+main = harness.command(bench_sanitisation, TABLE)
 
 
 if __name__ == "__main__":

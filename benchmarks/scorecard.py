@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,11 +133,10 @@ def _made(path: Path, parties: dict[str, tuple[str, ...]], seed: int, options: s
         "label": {"party": next(iter(parties)), "column": LABEL},
         "train": {"epochs": 1},
     }
-    cpu, wall = time.process_time(), time.perf_counter()
-    summary = train(Experiment.model_validate(content), path.parent, f"seed_{seed}")
-    run = Path(summary["run"])
-    write_card(run)
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    with harness.measured() as cost:
+        summary = train(Experiment.model_validate(content), path.parent, f"seed_{seed}")
+        run = Path(summary["run"])
+        write_card(run)
     card = LoadedCard(run).card
     tested = card.scores["test"]
     sent = sum(sum(summary[way].values()) for way in ("bytes_up", "bytes_down"))
@@ -147,8 +145,8 @@ def _made(path: Path, parties: dict[str, tuple[str, ...]], seed: int, options: s
         tested.auc(of=0),
         tested.kolmogorov_smirnov(),
         trained.stability(tested) if (trained := card.scores.get("train")) else math.nan,
-        cpu,
-        wall,
+        cost.cpu_s,
+        cost.wall_s,
         sent,
     )
 

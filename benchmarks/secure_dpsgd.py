@@ -8,7 +8,6 @@ parties. The time over a network link is computed (docs/results/wan.md), without
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations, product
@@ -203,14 +202,14 @@ def _row(kind: Kind, known: Rows, test: Rows, wan: Wan) -> SecureRow:
     sent, hops, line_s = {"online": 0, "offline": 0}, 0, 0.0
     for seed in range(kind.seeds):
         again = replace(terms, seed=seed)
-        began, cpu = time.monotonic(), time.process_time()
-        if kind.holders:
-            weights, sent, hops, line_s = _on_shares(again, known, wan, start, public)
-        else:
-            alone = LocalStart(again.steps, again.batch_size, again.learning_rate, again.noise)
-            weights = train_alone(again, alone, known, Secret.fresh())
-        taken += time.monotonic() - began
-        busy += time.process_time() - cpu
+        with harness.measured() as cost:
+            if kind.holders:
+                weights, sent, hops, line_s = _on_shares(again, known, wan, start, public)
+            else:
+                alone = LocalStart(again.steps, again.batch_size, again.learning_rate, again.noise)
+                weights = train_alone(again, alone, known, Secret.fresh())
+        taken += cost.wall_s
+        busy += cost.cpu_s
         accuracies.append(accuracy(weights, judged))
     of_all, steps = torch.tensor(accuracies, dtype=torch.float64), kind.steps
     return SecureRow(

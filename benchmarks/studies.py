@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -160,10 +160,7 @@ def read_rows(file: Path, kind: type[Row]) -> list[Row]:
 
 def write_rows(file: Path, kind: type[Row], rows: Iterable[Row]) -> None:
     """Write records in the form that `read_rows` reads; numbers get four decimal places."""
-    lines = [
-        {name: f"{one:.4f}" if isinstance(one, float) else one for name, one in asdict(row).items()}
-        for row in rows
-    ]
+    lines = [pages.cells_of(row, 4) for row in rows]
     file.write_text(csv_text([one.name for one in fields(kind)], lines), encoding="utf-8")
 
 

@@ -12,7 +12,6 @@ its memory right after the imports.
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -145,17 +144,15 @@ def measure(job: TrainingJob) -> TrainingRow:
             "shuffle": "full" if job.memory is None else "blocks",
         },
     }
-    before, cpu = harness.resident_bytes("VmRSS"), time.process_time()
-    with tempfile.TemporaryDirectory() as folder:
+    with harness.measured() as cost, tempfile.TemporaryDirectory() as folder:
         summary = train(Experiment.model_validate(settings), Path(folder), "trial")
-    cpu_s = time.process_time() - cpu
     trained = job.rows - TEST_ROWS
     return TrainingRow(
         train_rows=trained,
         memory=job.memory,
-        peak_mb=(harness.resident_bytes("VmHWM") - before) / 1e6,
-        cpu_s=cpu_s,
-        rows_per_cpu_s=trained / cpu_s,
+        peak_mb=cost.peak_bytes / 1e6,
+        cpu_s=cost.cpu_s,
+        rows_per_cpu_s=trained / cost.cpu_s,
         auc=summary["test_auc"],
         log_loss=summary["test_log_loss"],
     )

@@ -19,12 +19,10 @@ of XGBoost's approximate bins alone.
 
 from __future__ import annotations
 
-import csv
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +37,7 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks import harness
 from benchmarks.emulation import LinkModel, ProxyNetwork, Wan
+from benchmarks.pages import written
 from benchmarks.worker import BenchmarkWorker, Message, Parent
 from vfl.config.toml import Settings
 from vfl.core.errors import MissingDataError
@@ -211,7 +210,7 @@ def bench_trees(
         if only is not None:
             require_choice("only", only, tuple(_SOURCES))
         names = [only] if only else list(_SOURCES)
-        return list(_written(_of_tables(names, repeats, rounds, depth, bins), out))
+        return list(written(_of_tables(names, repeats, rounds, depth, bins), out))
     for one in protect:
         require_choice("protect", one, tuple(PROTECTIONS))
     ours, peers = [f"vfl, {one}" for one in protect], [PEER] if find_spec("xgboost") else []
@@ -293,13 +292,12 @@ def work(parent: Parent) -> None:
         return
     inputs, labels, held, truth = _tables(job, job.rows)
     harness.forget_peak()  # forget the peak that drawing the tables has caused
-    before, began = harness.resident_bytes("VmRSS"), time.process_time()
-    answer, sent = train(job, inputs, labels, held, truth)
-    peak, spent = harness.resident_bytes("VmHWM") - before, time.process_time() - began
+    with harness.measured() as cost:
+        answer, sent = train(job, inputs, labels, held, truth)
     parent.put(
         TreesCost(
-            cpu_s=spent,
-            peak_bytes=peak,
+            cpu_s=cost.cpu_s,
+            peak_bytes=cost.peak_bytes,
             sent_bytes=sent,
             auc=roc_auc_score(truth, answer()),
         )
@@ -334,14 +332,14 @@ def over_lines(job: TreesJob) -> LineRow:
         sent = sum(model.bytes_sent().values())
         marks.append(Mark(model.now(label), model.hops, sent))
 
-    began = time.process_time()
-    answer, _ = train_ours(job, *tables, carry=partial(model.star, label), on_epoch=mark)
-    cpu_s, trees = time.process_time() - began, len(marks) - 1
+    with harness.measured() as cost:
+        answer, _ = train_ours(job, *tables, carry=partial(model.star, label), on_epoch=mark)
+    trees = len(marks) - 1
     first, last = marks[0], marks[-1]
     tree_bytes = (last.sent_bytes - first.sent_bytes) / trees
     return LineRow(
         who=job.who,
-        cpu_s=cpu_s,
+        cpu_s=cost.cpu_s,
         line_s=model.seconds,
         tree_s=(last.seconds - first.seconds) / trees,
         # Rounded, because the number of messages depends on which party read the last message.
@@ -641,21 +639,6 @@ def _answers(
         numbers = fit_bins(column[train], (0,), bins).bins(column)[:, 0].astype(float)
         binned[name] = np.where(missing, np.nan, numbers)
     return answer, theirs(inputs), theirs(binned), theirs(inputs, train[::-1])
-
-
-def _written(rows: Iterable[TableRow], out: Path | None) -> Iterator[TableRow]:
-    """Yield the rows; write each row to a file as soon as it exists."""
-    names = [one.name for one in fields(TableRow)]
-    if out is None:
-        yield from rows
-        return
-    with out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow(asdict(row))
-            file.flush()
-            yield row
 
 
 def _moved(rows: Sequence[TableRow]) -> list[float]:

@@ -158,3 +158,14 @@ def test_a_party_over_its_limit_is_marked_and_the_exit_status_says_so(bench, mon
     done = bench("memory")
     assert done.code == 1
     assert [line.endswith("over the limit") for line in done.out.splitlines()] == [0, 0, 1]
+
+
+def test_a_block_is_measured_by_both_clocks_and_its_memory():
+    ticks = iter([2.0, 5.0])
+    with harness.measured(lambda: next(ticks)) as cost:
+        assert cost == harness.Cost()
+        held = bytearray(1 << 25)
+        held[:] = b"x" * len(held)
+    assert cost.cpu_s == 3.0
+    assert 0 < cost.wall_s < 60
+    assert cost.peak_bytes >= 0

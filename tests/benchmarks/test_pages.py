@@ -1,12 +1,13 @@
 """Pages of results are what stored rows give, and a stale page is refused."""
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from benchmarks import columns, frontier, labels, leaderboard, trees_attacks
-from benchmarks.pages import keep
+from benchmarks.pages import keep, written
 from vfl.core.errors import DataError, VFLError
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -68,3 +69,19 @@ def test_figures_of_the_page_of_labels(field, text):
 def test_a_figure_without_a_stored_row_is_refused():
     with pytest.raises(DataError, match="this stored row does not exist"):
         labels.text_of("mnist none fine_tuning 7", RESULTS)
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    share: float
+
+
+def test_a_file_has_each_row_as_soon_as_it_exists(tmp_path):
+    file, rows = tmp_path / "rows.csv", [Row("a", 0.12345), Row("=b", 1.0)]
+    found = written(rows, file, digits=2)
+    assert next(found) == rows[0]
+    assert file.read_text() == "name,share\na,0.12\n"
+    assert list(found) == rows[1:]
+    assert file.read_text() == "name,share\na,0.12\n'=b,1.00\n"
+    assert list(written(rows, None)) == rows
