@@ -52,7 +52,7 @@ def add(
     party, which makes its keys with `vfl join`. Other parties need `vfl party accept` before they
     have sessions with the new party.
     """
-    from vfl.cli.project import described
+    from vfl.cli.project import GivenTables, described
     from vfl.federation import members
     from vfl.federation.project import LabelFolder
 
@@ -62,8 +62,8 @@ def add(
         own_ids, written = (
             [] if given is None else [f"{name}={given}"] for given in (ids, encoding)
         )
-        tables = [f"{name}={table}"]
-        found = described(tables, own_ids, [], [], written, {"": ""}, "", project=True)[name]
+        given = GivenTables([f"{name}={table}"], ids=own_ids, encodings=written)
+        found = described(given, {"": ""}, "", project=True)[name]
     _say(members.add(label, name, found, serves=serve), json)
 
 

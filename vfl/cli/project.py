@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -33,6 +33,7 @@ _MOST_NOTES = 4  # largest number of notes about a table that a command prints
 
 if TYPE_CHECKING:
     from vfl.config import Experiment
+    from vfl.datasets.describe import TableReport
     from vfl.federation.project import Table
 
 
@@ -167,8 +168,8 @@ def init(
         )
     further = dict(map(_task_of, tasks or ()))
     labels = {label_party: label} | further
-    given = (tables or [], ids or [], queries or [], repeats or [], encodings or [])
-    found = described(*given, labels, label_party, project=folder is not None)
+    given = GivenTables(tables or [], ids or [], queries or [], repeats or [], encodings or [])
+    found = described(given, labels, label_party, project=folder is not None)
     if folder is None:
         _write_party_file(found, label, party or dealer or middle or tasks)
         return
@@ -242,7 +243,7 @@ def join(
     if party.role == "data" or table is not None:
         report = joining.merge_table(folder, table, ids, label, query, encoding)
         party = read_party_file(file)
-        notes = [line for line in report.lines() if line.startswith(("look at ", "note: "))]
+        notes = _notes(report.lines())
         _say_notes(party.party, party.table.source, report.features, report.left_out, notes)
         facts |= {"ids": party.table.id, "features": report.features, "look_at": notes}
     if leads:
@@ -280,41 +281,96 @@ def _check_parties(names: list[str]) -> None:
         )
 
 
+class GivenTables(NamedTuple):
+    """Tables of parties and their options, each as ``[PARTY=]VALUE`` on the command line.
+
+    Attributes:
+        tables: the tables.
+        ids: id columns.
+        queries: database queries.
+        repeats: rules for repeated ids.
+        encodings: encodings of CSV files.
+    """
+
+    tables: Sequence[str]
+    ids: Sequence[str] = ()
+    queries: Sequence[str] = ()
+    repeats: Sequence[str] = ()
+    encodings: Sequence[str] = ()
+
+
 def described(
-    tables: list[str],
-    ids: list[str],
-    queries: list[str],
-    repeats: list[str],
-    encodings: list[str],
-    labels: dict[str, str],
-    label_party: str,
-    project: bool,
+    given: GivenTables, labels: Mapping[str, str], label_party: str, project: bool
 ) -> dict[str, Table]:
     """Describe the tables by party; a table without a party gets the name of its file.
 
     Args:
-        tables: descriptions of tables as given on the command line.
-        ids: id columns of the tables, as given on the command line.
-        queries: database queries of the tables, as given on the command line.
-        repeats: rules for repeated ids, as given on the command line.
-        encodings: encodings of CSV files, as given on the command line.
+        given: the tables.
         labels: label columns by party; "" if the command line gave no column.
         label_party: name of the leading label party.
         project: whether the tables belong to several parties.
     """
-    from vfl.core.errors import ConfigError
-    from vfl.core.storage import database_beside, is_database
     from vfl.datasets.describe import describe, tells_label
     from vfl.federation.joining import checked_encoding
-    from vfl.federation.project import Table
 
-    label, sources = labels[label_party], dict(_named(text, "") for text in tables)
+    sources = _sources(given.tables, labels, label_party, project)
+    ids, queries, repeats, encodings = (dict(map(_named, options)) for options in given[1:])
+
+    def of(options: Mapping[str, str], name: str) -> str | None:
+        return options.get(name, options.get(""))
+
+    label = labels[label_party]
+    reports = {
+        name: describe(
+            source,
+            None,
+            of(ids, name),
+            labels.get(name) or (label if label and not project else None),
+            query=of(queries, name),
+            say=say,
+            repeats=of(repeats, name),
+            encoding=checked_encoding(of(encodings, name)),
+        )
+        for name, source in sources.items()
+    }
+    # Only the label party may know how well another party's columns predict the label.
+    beyond = [
+        line
+        for name, report in reports.items()
+        if label and name not in labels and label_party in reports
+        for line in tells_label(
+            (sources[label_party], reports[label_party]), (sources[name], report), name
+        )
+    ]
+    same_ids = len({report.form.id_type for report in reports.values()}) == 1
+    found = {}
+    for name, report in reports.items():
+        more = {} if same_ids else {"id_type": "text"}
+        # the command line gave the party a task, but no label column
+        has_inputs = name not in labels or name == label_party
+        lines = report.lines() + (beyond if name == label_party else [])
+        found[name] = _table(sources[name], report, more, lines, has_inputs)
+    return found
+
+
+def _sources(
+    tables: Sequence[str], labels: Mapping[str, str], label_party: str, project: bool
+) -> dict[str, str]:
+    """Return the tables by party.
+
+    Raises:
+        ConfigError: a table has no party, the label party has no table, or a label party's table
+            has no label column.
+    """
+    from vfl.core.errors import ConfigError
+
+    sources = dict(map(_named, tables))
     if len(sources) < len(tables) or ("" in sources and len(tables) > 1):
         raise ConfigError("each of several tables needs a party", fix="--from NAME=TABLE")
     if "" in sources:
         source = sources.pop("")
         sources[_party_of(source)] = source
-    if label and project and sources and label_party not in sources:
+    if labels[label_party] and project and sources and label_party not in sources:
         raise ConfigError(
             f"the label party '{label_party}' has no table",
             got=", ".join(sources),
@@ -324,58 +380,43 @@ def described(
         if name in sources and not labels[name]:
             fix = "--label COLUMN" if name == label_party else f"--task {name}=COLUMN"
             raise ConfigError("the label party's table needs a label column", got=name, fix=fix)
-    asked, by_hand, once, written = (
-        dict(_named(text, "") for text in given) for given in (queries, ids, repeats, encodings)
-    )
-    reports = {}
-    for name, source in sources.items():
-        own_label = labels.get(name) or (label if label and not project else None)
-        id_column = by_hand.get(name, by_hand.get(""))
-        query = asked.get(name, asked.get(""))
-        how = once.get(name, once.get(""))
-        encoding = checked_encoding(written.get(name, written.get("")))
-        reports[name] = describe(
-            source,
-            None,
-            id_column,
-            own_label,
-            query=query,
-            say=say,
-            repeats=how,
-            encoding=encoding,
-        )
-    alike = {report.form.id_type for report in reports.values()}
-    beyond = [
-        line
-        for name, report in reports.items()
-        if label and name not in labels and label_party in reports
-        for line in tells_label(
-            (sources[label_party], reports[label_party]), (sources[name], report), name
-        )
-    ]
-    found = {}
-    for name, report in reports.items():
-        source = sources[name]
-        settings = report.settings() | ({"id_type": "text"} if len(alike) > 1 else {})
-        place = str(Path(source).resolve())
-        if is_database(source):
-            place = database_beside(source, Path.cwd())
-        # Only the label party may know how well another party's columns predict the label.
-        lines = report.lines() + (beyond if name == label_party else [])
-        notes = [line for line in lines if line.startswith(("look at ", "note: "))]
-        data, features = {"source": place} | settings, report.features
-        # the command line gave the party a task, but no label column
-        if name in labels and name != label_party:
-            data, features = {key: own for key, own in data.items() if key != "columns"}, []
-        about = report.task, report.whole_ids, report.left_out
-        found[name] = Table(source, data, features, lines, notes, *about)
-    return found
+    return sources
 
 
-def _named(text: str, otherwise: str) -> tuple[str, str]:
-    """Split ``PARTY=REST`` into party and rest; without a party, the party is `otherwise`."""
+def _table(
+    source: str, report: TableReport, more: dict[str, str], lines: list[str], has_inputs: bool
+) -> Table:
+    """Return a described table for a project.
+
+    Args:
+        source: the table as given on the command line.
+        report: its description.
+        more: further settings of the table.
+        lines: lines of text that describe each column.
+        has_inputs: whether columns of the table become inputs.
+    """
+    from vfl.core.storage import database_beside, is_database
+    from vfl.federation.project import Table
+
+    place = str(Path(source).resolve())
+    if is_database(source):
+        place = database_beside(source, Path.cwd())
+    data, features = {"source": place} | report.settings() | more, report.features
+    if not has_inputs:
+        data, features = {key: own for key, own in data.items() if key != "columns"}, []
+    about = report.task, report.whole_ids, report.left_out
+    return Table(source, data, features, lines, _notes(lines), *about)
+
+
+def _notes(lines: Sequence[str]) -> list[str]:
+    """Return the warnings and notes among the lines about a table."""
+    return [line for line in lines if line.startswith(("look at ", "note: "))]
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Split ``PARTY=REST`` into party and rest; without a party, the party is ""."""
     match = re.fullmatch(r"([a-z][a-z0-9_-]{0,31})=(.*)", text, re.DOTALL)
-    return (match[1], match[2]) if match else (otherwise, text)
+    return (match[1], match[2]) if match else ("", text)
 
 
 def _task_of(text: str) -> tuple[str, str]:
