@@ -28,7 +28,7 @@ from vfl.core.frame import Observer
 from vfl.core.registry import require_range
 from vfl.core.seeds import scoped
 from vfl.core.torch_internals import TorchDispatchMode
-from vfl.training.split import Addition, Crossings, arguments_of, taking
+from vfl.training.split import Crossings, ForwardPass, arguments_of, taking
 
 _FEATURE, _LABEL, _SERVER = "feature", "label", "server"
 #: Hooks of defenses that replace the bottom or top model.
@@ -245,7 +245,7 @@ class CutModel(Crossings):
             named["labels"] = labels
         if rows is not None and self._takes_rows:
             named["rows"], rows = rows, None
-        context, addition = self._begin(labels, rows)
+        forward_pass = self._begin(labels, rows)
         arrived: dict[str, Tensor] = {}
         kept: list[Tensor] = []
 
@@ -257,9 +257,7 @@ class CutModel(Crossings):
                 if cut.name in arrived:
                     raise DataError("a cut layer runs twice in one forward pass", where=layer)
                 rows = self._rows(cut, inputs, named)
-                arrived[cut.name] = self._through(
-                    cut, values, rows, labels, context, addition, kept
-                )
+                arrived[cut.name] = self._through(cut, values, rows, forward_pass, kept)
                 return arrived[cut.name]
 
             return mapped(output, one)
@@ -283,9 +281,9 @@ class CutModel(Crossings):
         if logits is not None:
             used = () if labels is None else self._cuts
             flat = {cut.name: arrived[cut.name].flatten(cut.row_axes) for cut in used}
-            finished = self._finish(flat, labels, logits, context, addition)
+            finished = self._finish(flat, logits, forward_pass)
             outputs = finished if isinstance(outputs, Tensor) else outputs
-        self._count(addition)
+        self._count(forward_pass.addition)
         return outputs
 
     def _called(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -323,9 +321,7 @@ class CutModel(Crossings):
         cut: _Cut,
         values: Tensor,
         rows: Tensor | None,
-        labels: Tensor | None,
-        context: Any,
-        addition: Addition,
+        forward_pass: ForwardPass,
         kept: list[Tensor],
     ) -> Tensor:
         """Send one tensor; return the values that the receiver decodes, with the tensor's axes.
@@ -334,9 +330,7 @@ class CutModel(Crossings):
             cut: the cut.
             values: its values.
             rows: see `_send`.
-            labels: see `_send`.
-            context: step context of the forward pass.
-            addition: collector of the additional loss terms of the forward pass.
+            forward_pass: the forward pass.
             kept: list to which the cut before and after the defense is appended, for the cut that
                 comes back in a U-shape.
         """
@@ -353,12 +347,14 @@ class CutModel(Crossings):
         flat = values if is_flat else values.reshape(prod(axes[: cut.row_axes]), cut.width)
         # In a U-shape the feature party has the labels, and sends gradients of the cut that the
         # server sent back.
-        own = labels if cut.back or self.server is None else None
+        own = (
+            forward_pass if cut.back or self.server is None else forward_pass._replace(labels=None)
+        )
         if not cut.back:
-            guarded = self._guarded(cut.name, flat, context)
+            guarded = self._guarded(cut.name, flat, forward_pass.context)
             kept += [one.reshape(*axes[: cut.row_axes], -1) for one in (flat, guarded)]
             flat = self.encoders[cut.name](guarded)
-        sent = self._send(cut.name, flat, rows, own, context, addition, back=cut.back)
+        sent = self._send(cut.name, flat, rows, own, back=cut.back)
         if cut.back and self.restorer is not None:
             sent = self.restorer(sent.reshape(*axes[: cut.row_axes], -1), *kept)
         return sent if is_flat else sent.reshape(axes)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from secrets import token_hex
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -194,8 +194,8 @@ class Crossings(nn.Module):
         self.encoders[name] = self._codecs[name].client_module(width) or nn.Identity()
         self.decoders[name] = self._codecs[name].server_module(width) or nn.Identity()
 
-    def _begin(self, labels: Tensor | None, rows: Any) -> tuple[StepContext, Addition]:
-        """Return the context of a forward pass, and a collector of additional loss terms."""
+    def _begin(self, labels: Tensor | None, rows: Any) -> ForwardPass:
+        """Begin a forward pass."""
         if self.training and labels is None and self._on_labels:
             raise SpecError(
                 "this defense reads the labels of each training batch, and received none",
@@ -205,7 +205,8 @@ class Crossings(nn.Module):
                 fix="give the labels, or call model.eval() first if nothing is trained",
             )
         positions = _positions(rows) if self.training and rows is not None else None
-        return StepContext(self.step, self.training, rows=positions), Addition()
+        context = StepContext(self.step, self.training, rows=positions)
+        return ForwardPass(context, labels, Addition())
 
     def _guarded(self, name: str, cut: Tensor, context: StepContext) -> Tensor:
         """Return a bottom model's output after the defense; axes (rows, width)."""
@@ -216,9 +217,7 @@ class Crossings(nn.Module):
         name: str,
         cut: Tensor,
         rows: Tensor | None,
-        labels: Tensor | None,
-        context: StepContext,
-        addition: Addition,
+        forward_pass: ForwardPass,
         *,
         back: bool = False,
     ) -> Tensor:
@@ -228,12 +227,11 @@ class Crossings(nn.Module):
             name: name of the party that owns the cut.
             cut: result of `_guarded`, after the codec's module.
             rows: the party's inputs, for defenses that use inputs.
-            labels: labels of the rows.
-            context: step context of the forward pass.
-            addition: collector of the additional loss terms of the forward pass.
+            forward_pass: the forward pass.
             back: whether a server sends the cut back to the feature party (U-shape), which
                 then returns its gradient.
         """
+        context, labels, addition = forward_pass
         codec, own = self._codecs[name], self._context(context, self._secrets[name])
         check_finite(cut.detach(), "cut", name, context.step)
         if self.training:
@@ -250,14 +248,10 @@ class Crossings(nn.Module):
         return arrived
 
     def _finish(
-        self,
-        cuts: Mapping[str, Tensor],
-        labels: Tensor | None,
-        outputs: Tensor,
-        context: StepContext,
-        addition: Addition,
+        self, cuts: Mapping[str, Tensor], outputs: Tensor, forward_pass: ForwardPass
     ) -> Tensor:
         """Return the module's outputs after the defense, for the caller."""
+        context, labels, addition = forward_pass
         if self.training:
             self._check_labels(labels, outputs)
         here = self._context(context, self._label_secret)
@@ -394,34 +388,25 @@ class SplitModule(Crossings):
                 a different number of rows.
         """
         _check_inputs(inputs, self.widths)
-        context, addition = self._begin(labels, rows)
-        cuts = {
-            name: self._cut(name, inputs[name], labels, context, addition) for name in self.bottoms
-        }
+        forward_pass = self._begin(labels, rows)
+        cuts = {name: self._cut(name, inputs[name], forward_pass) for name in self.bottoms}
         _require_same_rows(cuts, labels)
         with self._top_draws.at(self.step) if self.training else nullcontext():
             merged = self.merger(*cuts.values())
             with taking("the top", merged):
                 outputs: Tensor = self.top(merged)
-            outputs = self._finish(cuts, labels, outputs, context, addition)
-        self._count(addition)
+            outputs = self._finish(cuts, outputs, forward_pass)
+        self._count(forward_pass.addition)
         return outputs
 
     def is_flat(self, party: str) -> bool:
         """Return whether a party's cut has exactly one axis besides the row axis."""
         return len(self._shapes[party]) == 1
 
-    def _cut(
-        self,
-        name: str,
-        inputs: Any,
-        labels: Tensor | None,
-        context: StepContext,
-        addition: Addition,
-    ) -> Tensor:
+    def _cut(self, name: str, inputs: Any, forward_pass: ForwardPass) -> Tensor:
         """Compute the cut of one party; return the cut as the receiver decodes it."""
         args, named = arguments_of(inputs)
-        rows = next(iter((*args, *named.values())))
+        rows, context = next(iter((*args, *named.values()))), forward_pass.context
         with self._draws[name].at(context.step) if self.training else nullcontext():
             with taking(f"the bottom of party '{name}'", inputs):
                 cut: Tensor = self.bottoms[name](*args, **named)
@@ -436,7 +421,7 @@ class SplitModule(Crossings):
                 cut = cut.flatten(1)
             check_shape(cut, len(rows), self.widths[name], name)
             cut = self.encoders[name](self._guarded(name, cut, context))
-        arrived = self._send(name, cut, rows, labels, context, addition)
+        arrived = self._send(name, cut, rows, forward_pass)
         return arrived if len(shape) == 1 else arrived.reshape(-1, *shape)
 
 
@@ -486,6 +471,20 @@ class Addition:
                 where=f"step {step}, at the gradient of party '{party}'",
                 want="loss + model.extra_loss() in one backward pass",
             )
+
+
+class ForwardPass(NamedTuple):
+    """One forward pass of a module that runs all parties.
+
+    Attributes:
+        context: step context of the pass.
+        labels: labels of the rows; None if the caller gave none.
+        addition: collector of the loss terms that the pass adds.
+    """
+
+    context: StepContext
+    labels: Tensor | None
+    addition: Addition
 
 
 @dataclass(eq=False)
