@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -72,9 +73,14 @@ def folder(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """vfl starts its workers with this variable; with a second thread no worker stands."""
+def child_processes(monkeypatch):
+    """vfl starts its workers with one thread; with a second thread no worker stands.
+
+    A command in another folder must import the same vfl as its worker, which refuses any other; a
+    relative path in PYTHONPATH would lead it to another one.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(workers.__file__).parents[2]))
 
 
 @pytest.fixture
