@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from served import Client, Serving, predicted
 
-from vfl.config import ServeSettings
+from vfl.config import ServeSettings, read_party_file
 from vfl.core.errors import RunFolderError, UserError, VFLError
 from vfl.serving import clients, front
 from vfl.serving.clients import Budgets, Caller, Clients, tokens_in
 from vfl.serving.front import LeadSettings, Model
 from vfl.serving.local import serve
+from vfl.session.store.party_folder import own_ledger
 from vfl.transport import FrontLimits, RateLimiter
 
 
@@ -151,6 +152,27 @@ def test_services_of_one_party_count_together(tmp_path, day):
     one.close()
     other.close()
     assert Budgets(tmp_path, "bank", 1000, day).spent() == {"a": [answered, answered]}
+
+
+def test_a_restored_store_opens_no_budget_of_its_day(tmp_path):
+    """The counts are beside the counters that peers compare; an owner must declare a restore."""
+    path = tmp_path / "party.toml"
+    path.write_text('party = "bank"\n[data]\nsource = "a.csv"\nid = "id"\nlabel = "paid"\n')
+    party, own = read_party_file(path), client()
+    assert Budgets.of_party(party, 1000).take(own, 7) is None
+    assert Budgets.of_party(party, 1000).spent() == {"a": [10, 0]}
+    assert [file.name for file in (tmp_path / "store").rglob("spent.json")] == ["spent.json"]
+    assert not (tmp_path / "store" / "clients").exists()  # of which a party may restore a copy
+
+    shutil.rmtree(tmp_path / "store")  # an earlier copy of it, without the counts
+    own_ledger(party).restored()
+    assert Budgets.of_party(party, 1000).take(own, 1) == "rows"
+    limited = client("b", max_requests_per_day=9)
+    assert Budgets.of_party(party, None).take(limited, 1) == "requests"
+    assert Budgets.of_party(party, None).take(client("c"), 1) is None
+    tomorrow = Budgets.of_party(party, 1000)
+    tomorrow._now = lambda: time.time() + 86_400
+    assert tomorrow.take(own, 1) is None
 
 
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(0, 60))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from vfl.core.processes import looks
 from vfl.core.storage import write_text
 
 if TYPE_CHECKING:
-    from vfl.serving.clients import Caller
+    from vfl.serving.clients import Budgets, Caller, Clients
 
 _END_S = 30.0
 
@@ -171,10 +172,7 @@ def clients(
     same list of clients, and count a client's rows and requests together; a running service applies
     a change within two seconds. A run that one process trained has a list of its own.
     """
-    from vfl.serving.clients import Budgets, Clients
-
-    folder, owner = _clients_of(path)
-    known = Clients(folder, owner)
+    known, budgets = _clients_of(path)
     if remove is not None:
         known.remove(remove)
         say(f"removed client {remove}")
@@ -189,7 +187,7 @@ def clients(
             write_text(out, token + "\n")
             say(f"wrote the token of client {add} to {out}")
     if add is None and remove is None:
-        _list_clients(known.entries(), Budgets(folder, owner, None).spent(), json)
+        _list_clients(known.entries(), budgets().spent(), json)
 
 
 def _list_clients(
@@ -214,12 +212,12 @@ def _list_clients(
         print("no client; vfl clients PATH --add NAME makes one")
 
 
-def _clients_of(path: Path) -> tuple[Path, str]:
-    """Return the folder with the list of a label party's clients, and the party's name."""
+def _clients_of(path: Path) -> tuple[Clients, Callable[[], Budgets]]:
+    """Return the list of a label party's clients, and a function that reads their counts."""
     from vfl.config import read_party_file
     from vfl.config.run_folder import RunFolder
     from vfl.federation.project import LabelFolder
-    from vfl.serving.clients import FOLDER
+    from vfl.serving.clients import FOLDER, Budgets, Clients
     from vfl.training.federated import label_folder_of
 
     if not path.is_dir():
@@ -229,9 +227,11 @@ def _clients_of(path: Path) -> tuple[Path, str]:
     else:
         run = RunFolder.open(path)
         if run.mode != "federated":
-            return run.path / FOLDER, run.experiment().label.party
+            folder, owner = run.path / FOLDER, run.experiment().label.party
+            return Clients(folder, owner), partial(Budgets, folder, owner, None)
         party = label_folder_of(run.path).party()
-    return party.store_path / FOLDER, party.party
+    known = Clients(party.store_path / FOLDER, party.party)
+    return known, partial(Budgets.of_party, party, None)
 
 
 def promote(run: Run, json: Json = False) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from vfl.config import PartyFile
 from vfl.config.toml import Settings
 from vfl.core.errors import RunFolderError, StorageError, UserError
 from vfl.core.storage import (
@@ -33,8 +34,7 @@ from vfl.core.storage import (
     write_text,
 )
 
-#: Name of a folder in the party's store or in a run's folder, and names of two files in it: the
-#: list of clients, and the counts of requests of the current day.
+#: Name of a folder with the list of clients, and of a folder with the counts of the current day.
 FOLDER, _LIST, _SPENT = "clients", "clients.json", "spent.json"
 _LIST_KIND, _SPENT_KIND = "clients of a service", "served rows"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -292,6 +292,8 @@ class Budgets:
         rows: largest number of rows per UTC day for a client without its own limit; None sets no
             limit.
         now: function that returns seconds since 1970 (UTC).
+        restored_since: function that returns whether the party has declared a restore of its store
+            since a time, in seconds since 1970; all budgets of that day are then used up.
 
     Raises:
         RunFolderError: the file with the counts is damaged, or belongs to another party.
@@ -303,11 +305,28 @@ class Budgets:
         party: str,
         rows: int | None,
         now: Callable[[], float] = time.time,
+        restored_since: Callable[[float], bool] = lambda since: False,
     ) -> None:
         self._path, self._seal = folder / _SPENT, Seal(_SPENT_KIND, party, "")
-        self._rows, self._now = rows, now
-        self._day, self._counts = 0, dict[str, _Count]()
+        self._rows, self._now, self._restored_since = rows, now, restored_since
+        self._day, self._counts, self._used_up = 0, dict[str, _Count](), False
         self._spent = self.spent()
+
+    @classmethod
+    def of_party(cls, party: PartyFile, rows: int | None) -> Budgets:
+        """Return the budgets of a party's services.
+
+        Their counts are in the folder of the session ledger, whose counters show the party's peers
+        when the folder was restored from an earlier copy.
+
+        Raises:
+            RunFolderError: see `Budgets`.
+        """
+        from vfl.session.store.party_folder import own_ledger  # it imports torch
+
+        ledger = own_ledger(party)
+        restored_since = ledger.was_restored_since
+        return cls(ledger.folder / FOLDER, party.party, rows, restored_since=restored_since)
 
     def most(self, client: Caller) -> tuple[int | None, int | None]:
         """Return a client's daily limits, as (rows, requests); None means no limit."""
@@ -345,7 +364,10 @@ class Budgets:
             return None
         if self._today != self._day:
             self._day, self._spent = self._today, {}
+            self._used_up = self._restored_since(self._today * _DAY_S)
             self._counts.clear()
+        if self._used_up:
+            return COUNTED[most[0] is None]
         count = self._counts.setdefault(client.name, _Count())
         wanted = [taken + more for taken, more in zip(count.taken, (rows, 1), strict=True)]
         if any(

@@ -762,8 +762,8 @@ class HttpFront(ServingFront):
             contains the service's address, `serving.stop` ends the service, and `serving.next`
             names the next run.
         ended: function that the service calls repeatedly; it returns whether the service must end.
-        clients: folder that contains the list of clients and their counts; None uses a folder in
-            `folder`.
+        party: the party's own file, whose store contains the list of clients and their counts; None
+            if one process trained the run, whose folder then contains both.
 
     Raises:
         RunFolderError: the list of clients or the file of their counts is damaged.
@@ -777,7 +777,7 @@ class HttpFront(ServingFront):
         settings: ServeSettings,
         folder: Path,
         ended: Callable[[], bool] = lambda: False,
-        clients: Path | None = None,
+        party: PartyFile | None = None,
     ) -> None:
         self._run: str | None = None
         self.partial = settings.partial
@@ -798,7 +798,7 @@ class HttpFront(ServingFront):
             ended=lambda: ended() or stop.exists(),
             figures=Figures(),
         )
-        kept = clients or folder / FOLDER
+        kept = folder / FOLDER if party is None else party.store_path / FOLDER
         self.service = self._make(opened=self._opened)
         self._desk = Desk(self.service)
         token_file = Path(settings.token or folder / _TOKEN_FILE)
@@ -808,7 +808,10 @@ class HttpFront(ServingFront):
             plain = tuple(Caller.of_token(token) for token in tokens_in(token_file))
             named, shown = Clients(kept, owner, plain), f"the token in {token_file}"
         self._decimals = _limit(settings.probability_decimals)
-        self._budgets = Budgets(kept, owner, _limit(settings.max_rows_per_day))
+        rows = _limit(settings.max_rows_per_day)
+        self._budgets = (
+            Budgets(kept, owner, rows) if party is None else Budgets.of_party(party, rows)
+        )
         questions = Questions(self._desk, settings, self._budgets)
         front, app = Front(_STRANGERS, settings.trusted_proxy), application(self._desk, settings)
         guard = Guard(app, questions, named, settings, self.service.figures, front)
@@ -839,7 +842,7 @@ class HttpFront(ServingFront):
                 ) from None
             options = left.model_dump(exclude_unset=True)
         settings = settings_of(party, options)
-        return cls(party.party, settings, folder, clients=party.store_path / FOLDER)
+        return cls(party.party, settings, folder, party=party)
 
     @classmethod
     def open_task(cls, party: PartyFile, folder: Path, ended: Callable[[], bool]) -> HttpFront:
@@ -847,8 +850,7 @@ class HttpFront(ServingFront):
 
         The settings are those of [serve] in the party's own file.
         """
-        kept = party.store_path / FOLDER
-        return cls(party.party, settings_of(party, {}), folder, ended, kept)
+        return cls(party.party, settings_of(party, {}), folder, ended, party)
 
     def show(
         self,

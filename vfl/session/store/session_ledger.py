@@ -60,7 +60,7 @@ from vfl.session import rules, secure_mode
 from vfl.session.schedule import Exchange
 from vfl.session.store.journal import Journal
 from vfl.session.store.run_rows import DIGEST
-from vfl.session.store.session_log import Event, SessionLog
+from vfl.session.store.session_log import Event, SessionLog, lines_after
 from vfl.session.store.spending import Spending
 from vfl.session.store.witness import Standing
 from vfl.session.terms import Mode, Terms, differing
@@ -699,6 +699,13 @@ class SessionLedger(Spending[Entry]):
             with self.day() as day:
                 day.begin(self.max_alignments)
             self.log.append("restored")
+
+    def was_restored_since(self, since: float) -> bool:
+        """Return whether the party declared a restore at or after a time, in seconds since 1970."""
+        return any(
+            line.event == "restored" and datetime.fromisoformat(line.at).timestamp() >= since
+            for line in lines_after(self.log.path, 0)[0]
+        )
 
     @contextmanager
     def day(self) -> Iterator[Day]:
