@@ -37,7 +37,7 @@ from vfl.config.toml import (
     read_toml,
     several,
 )
-from vfl.core.address import Address, parse_address
+from vfl.core.address import Address, is_loopback, parse_address
 from vfl.core.errors import ConfigError
 from vfl.core.storage import close_to_others, database_beside, is_database, sweep
 
@@ -68,16 +68,9 @@ def _a_collector(text: str) -> str:
         raise ValueError(
             "a URL with a user name or password; a proxy between vfl and the collector can add them"
         )
-    if url.scheme == "http" and host != "localhost" and not _is_loopback(host):
+    if url.scheme == "http" and not is_loopback(host):
         raise ValueError("an address outside this machine requires https")
     return text
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class OwnData(TableSettings):

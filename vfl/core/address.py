@@ -1,9 +1,9 @@
-"""Parser of network addresses in settings, options and messages."""
+"""Parsers of network addresses in settings, options, messages and connections."""
 
 from __future__ import annotations
 
 import re
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import NamedTuple
 
 _LAST_PORT = 65535
@@ -65,6 +65,33 @@ def parse_host(text: str) -> str:
     if bracketed and address.version == 4:
         raise ValueError("only IPv6 addresses have brackets")
     return str(address)
+
+
+def parse_ip(text: str) -> IPv4Address | IPv6Address | None:
+    """Parse the IP address of a connection; return None for other texts, such as a file's path.
+
+    A zone is left out, and an IPv4 address in IPv6 form becomes an IPv4 address.
+
+    >>> str(parse_ip("::ffff:10.0.0.7")), str(parse_ip("fe80::1%eth0")), parse_ip("localhost")
+    ('10.0.0.7', 'fe80::1', None)
+    """
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is a loopback address, which only this machine can reach.
+
+    >>> is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("lender.example")
+    (True, True, False)
+    """
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def parse_address(text: str) -> Address:

@@ -43,6 +43,7 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 _MAGIC = b"vflseal1"
 _LENGTH = struct.Struct("<I")
+_HEAD_BYTES = len(_MAGIC) + _LENGTH.size
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _HEADER_LIMIT_BYTES = 4096
 _ALIGNED_BYTES = 64
@@ -104,6 +105,11 @@ class Seal:
                 want=str(self),
                 fix="restore the right file from a copy; files of a run cannot be exchanged",
             )
+
+
+def existing_folder(path: Path) -> Path:
+    """Return the path itself if it exists, or else its nearest existing parent."""
+    return next(one for one in (path, *path.resolve().parents) if one.exists())
 
 
 def is_empty(folder: Path) -> bool:
@@ -436,7 +442,7 @@ def sealing(path: Path, seal: Seal) -> Iterator[Callable[[bytes], None]]:
     """Yield a function that appends one piece to the payload of a new sealed container."""
     header = json.dumps(stamp() | asdict(seal)).encode()
     # The payload starts at a multiple of 64 bytes, because readers map its numbers into memory.
-    header += b" " * (-(len(_MAGIC) + _LENGTH.size + len(header)) % _ALIGNED_BYTES)
+    header += b" " * (-(_HEAD_BYTES + len(header)) % _ALIGNED_BYTES)
 
     digest = hashlib.sha256()
     with _replacing(path) as file:
@@ -459,19 +465,11 @@ def read_sealed(path: Path, seal: Seal) -> bytes:
     Raises:
         RunFolderError: the file is missing or damaged, or does not have the expected seal.
     """
-    content = read_bytes(path)
-    view = memoryview(content)
-    start = len(_MAGIC) + _LENGTH.size
-    if len(view) < start + _DIGEST_BYTES or view[: len(_MAGIC)] != _MAGIC:
+    view = memoryview(read_bytes(path))
+    body, said = view[:-_DIGEST_BYTES], view[-_DIGEST_BYTES:]
+    if not hmac.compare_digest(hashlib.sha256(body).digest(), said):
         raise damaged(path)
-    body = view[:-_DIGEST_BYTES]
-    if not hmac.compare_digest(hashlib.sha256(body).digest(), view[-_DIGEST_BYTES:]):
-        raise damaged(path)
-    (length,) = _LENGTH.unpack_from(view, len(_MAGIC))
-    if length > min(_HEADER_LIMIT_BYTES, len(body) - start):
-        raise damaged(path)
-    seal.check(_record(view[start : start + length], path), path)
-    return bytes(body[start + length :])
+    return bytes(body[_payload_start(body, seal, path) :])
 
 
 def checked_span(path: Path, seal: Seal) -> range:
@@ -480,24 +478,28 @@ def checked_span(path: Path, seal: Seal) -> range:
     Raises:
         RunFolderError: the file is missing or damaged, or does not have the expected seal.
     """
-    least, start = len(_MAGIC) + _LENGTH.size + _DIGEST_BYTES, len(_MAGIC) + _LENGTH.size
-    try:
-        with path.open("rb") as file:
-            size, digest = os.fstat(file.fileno()).st_size, hashlib.sha256()
-            head = file.read(min(start + _HEADER_LIMIT_BYTES, max(size - _DIGEST_BYTES, 0)))
-            digest.update(head)
-            for at in range(len(head), size - _DIGEST_BYTES, _PIECE_BYTES):
-                digest.update(file.read(min(_PIECE_BYTES, size - _DIGEST_BYTES - at)))
-            said = file.read()
-    except FileNotFoundError:
-        raise RunFolderError("a file of the run folder is missing", where=str(path)) from None
-    if size < least or not hmac.compare_digest(digest.digest(), said) or head[:8] != _MAGIC:
+    with _reading(path), path.open("rb") as file:
+        stop, digest = max(os.fstat(file.fileno()).st_size - _DIGEST_BYTES, 0), hashlib.sha256()
+        head = file.read(min(_HEAD_BYTES + _HEADER_LIMIT_BYTES, stop))
+        digest.update(head)
+        for at in range(len(head), stop, _PIECE_BYTES):
+            digest.update(file.read(min(_PIECE_BYTES, stop - at)))
+        said = file.read()
+    if not hmac.compare_digest(digest.digest(), said):
+        raise damaged(path)
+    return range(_payload_start(head, seal, path), stop)
+
+
+def _payload_start(head: bytes | memoryview, seal: Seal, path: Path) -> int:
+    """Check the header of a sealed container; return the offset of the payload."""
+    if len(head) < _HEAD_BYTES or head[: len(_MAGIC)] != _MAGIC:
         raise damaged(path)
     (length,) = _LENGTH.unpack_from(head, len(_MAGIC))
-    if length > len(head) - start:
+    if length > min(_HEADER_LIMIT_BYTES, len(head) - _HEAD_BYTES):
         raise damaged(path)
-    seal.check(_record(head[start : start + length], path), path)
-    return range(start + length, size - _DIGEST_BYTES)
+    start: int = _HEAD_BYTES + length
+    seal.check(_record(head[_HEAD_BYTES:start], path), path)
+    return start
 
 
 def sealed_text(record: Mapping[str, Any], seal: Seal) -> str:
@@ -533,8 +535,15 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         RunFolderError: the file is missing or unreadable.
     """
-    try:
+    with _reading(path):
         return path.read_bytes()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Convert errors of a missing or unreadable file to `RunFolderError`."""
+    try:
+        yield
     except FileNotFoundError:
         raise RunFolderError("a file of the run folder is missing", where=str(path)) from None
     except OSError as problem:

@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from vfl.config.experiment import memory_bytes
+from vfl.core.address import is_loopback
 from vfl.core.errors import ConfigError, PeerError, UserError
 from vfl.core.processes import Service, usable_cores
 from vfl.core.storage import not_durable, write_bytes
@@ -34,7 +35,6 @@ from vfl.experiments.cells import CONFIG, GRID, Cell, GridFolder
 from vfl.experiments.scheduler import RetryingWorker, rows_of, run_cell
 from vfl.experiments.training import DataCache
 from vfl.transport.probe import free_ports, round_trip_s
-from vfl.transport.proxies import is_loopback
 
 if TYPE_CHECKING:
     from vfl.datasets import PartyData

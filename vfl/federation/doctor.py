@@ -32,7 +32,7 @@ from vfl.config import PartyFile, read_party_file
 from vfl.core.address import Address, parse_address
 from vfl.core.errors import PeerError, RunFolderError
 from vfl.core.processes import usable_cores
-from vfl.core.storage import is_database
+from vfl.core.storage import existing_folder, is_database
 from vfl.core.version import VERSION
 from vfl.federation.project import LabelFolder, node_parties
 from vfl.transport.certificates import ends_soon, fingerprint
@@ -199,7 +199,7 @@ def cores() -> Check:
 
 def room(folder: Path) -> Check:
     """Check the free disk space of a folder, or of its nearest existing parent."""
-    free = shutil.disk_usage(_existing(folder)).free
+    free = shutil.disk_usage(existing_folder(folder)).free
     found = f"{free / 1e9:.1f} GB free at {folder}"
     if free < _NO_ROOM_BYTES:
         return Check(
@@ -210,11 +210,6 @@ def room(folder: Path) -> Check:
             "disk", "WARN", found, "free some disk space; checkpoints and run folders may need more"
         )
     return Check("disk", "OK", found)
-
-
-def _existing(folder: Path) -> Path:
-    """Return the folder itself if it exists, or else its nearest existing parent."""
-    return next(path for path in (folder, *folder.resolve().parents) if path.exists())
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -235,7 +230,7 @@ def data_file(source: Path | str) -> Check:
 
 def store(folder: Path) -> Check:
     """Check that vfl can write to the folder that stores the party's weights and run records."""
-    existing = _existing(folder)
+    existing = existing_folder(folder)
     if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         return Check("store", "FAIL", f"{existing} cannot be written", f"chmod u+rwx {existing}")
     return Check("store", "OK", f"{folder}" + ("" if folder.exists() else ", not made yet"))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -22,9 +22,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from vfl.config import MonitorSettings, PartyFile
 from vfl.config.run_folder import PROGRESS
-from vfl.core.address import Address
+from vfl.core.address import Address, parse_ip
 from vfl.core.errors import UserError, VFLError
-from vfl.core.storage import read_json, worker_of
+from vfl.core.storage import existing_folder, read_json, worker_of
 from vfl.core.version import VERSION
 from vfl.session.store.party_folder import own_ledger
 from vfl.session.store.session_ledger import Entry, Spent
@@ -120,8 +120,7 @@ class PartyMetrics:
                 continue
         yield days
         store = self._party.store_path
-        folder = next(path for path in (store, *store.resolve().parents) if path.exists())
-        room = shutil.disk_usage(folder)
+        room = shutil.disk_usage(existing_folder(store))
         yield GaugeMetricFamily(
             "vfl_disk_free_bytes", "free bytes on the disk of the store", room.free
         )
@@ -263,12 +262,8 @@ class Monitor:
         self._server.stop()
 
     def _may_read(self, source: str) -> bool:
-        try:
-            address = ip_address(source.partition("%")[0])
-        except ValueError:
-            return False
-        mapped = getattr(address, "ipv4_mapped", None)
-        return any((mapped or address) in each for each in self._allowed)
+        address = parse_ip(source)
+        return address is not None and any(address in each for each in self._allowed)
 
     def _now(self) -> bytes:
         if time.monotonic() - self._read > _FRESH_S:

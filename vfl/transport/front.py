@@ -29,8 +29,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, ip_network
 from typing import Any
+
+from vfl.core.address import parse_ip
 
 #: Key in the ASGI scope of a request under which its connection is stored; see
 #: `vfl.transport.http`.
@@ -334,14 +336,11 @@ def source_of(address: str) -> str:
     >>> source_of("10.0.0.7"), source_of("::ffff:10.0.0.7"), source_of("2001:db8::7")
     ('10.0.0.7', '10.0.0.7', '2001:db8::/64')
     """
-    try:
-        known = ip_address(address.partition("%")[0])
-    except ValueError:  # the client's address is a file path or a name, not an IP address
+    known = parse_ip(address)
+    if known is None:  # the client's address is a file path or a name, not an IP address
         return address
-    if not isinstance(known, IPv6Address):
-        return address
-    if known.ipv4_mapped is not None:
-        return str(known.ipv4_mapped)
+    if isinstance(known, IPv4Address):
+        return str(known)
     return str(ip_network((int(known), 64), strict=False))
 
 

@@ -12,11 +12,10 @@ import socket
 import time
 from base64 import b64encode
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
-from vfl.core.address import Address, parse_host
+from vfl.core.address import Address, is_loopback, parse_host
 from vfl.core.errors import AuthenticationError, ConfigError, LostPeerError
 from vfl.core.text import printable
 
@@ -73,18 +72,6 @@ def proxy_for(host: str) -> Proxy | None:
         return Proxy(address)
     pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
     return Proxy(address, f"Basic {b64encode(pair.encode()).decode()}")
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is a loopback address, which only this machine can reach.
-
-    >>> is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("lender.example")
-    (True, True, False)
-    """
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def local_is_direct() -> dict[str, str]:

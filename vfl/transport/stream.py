@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from vfl.core.address import Address
+from vfl.core.address import Address, is_loopback
 from vfl.core.errors import AuthenticationError, OversizedFrameError, UserError
 from vfl.core.frame import (
     HEADER_BYTES,
@@ -35,7 +35,7 @@ from vfl.core.frame import (
     parse_header,
 )
 from vfl.transport.link import WINDOW_FRAMES, Timeouts
-from vfl.transport.proxies import connect, is_loopback
+from vfl.transport.proxies import connect
 
 #: If header and payload together have at most this many bytes, they are written at once; with TLS,
 #: longer frames are written in pieces of this size.

@@ -55,6 +55,7 @@ from vfl.core.storage import (
     Seal,
     append_text,
     damaged,
+    existing_folder,
     pack_weights,
     read_bytes,
     read_sealed_json,
@@ -490,7 +491,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
     Raises:
         ConfigError: the disk has too little free space for the trace; the error states both sizes.
     """
-    existing = next(path for path in [folder.resolve(), *folder.resolve().parents] if path.exists())
+    existing = existing_folder(folder.resolve())
     free_bytes = shutil.disk_usage(existing).free
     if needed_bytes > free_bytes:
         raise ConfigError(
