@@ -39,15 +39,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from vfl.federation.upstream import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER
 from vfl.transport.front import welcome
-from vfl.transport.http import (
-    LargeBodyError,
-    Receive,
-    Scope,
-    Send,
-    announces_at_most,
-    read_body,
-    replayed,
-)
+from vfl.transport.http import Receive, RefusedBodyError, Scope, Send, read_body, replayed
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 #: Function that takes a public key (PEM), and returns whether a SuperNode with this key is
@@ -235,17 +227,13 @@ class Guard:
             # reason.
             return await _refuse(send, 403)
         welcome(scope)
-        if not announces_at_most(scope, self._limit_bytes):
-            return await _refuse(send, 413)
         if self._reading[caller] >= self._bodies_at_once:
             return await _refuse(send, 429)
         self._reading[caller] += 1
         try:
-            body = await read_body(receive, self._limit_bytes, BODY_TIMEOUT_S)
-        except LargeBodyError:
-            return await _refuse(send, 413)
-        except TimeoutError:
-            return await _refuse(send, 408)
+            body = await read_body(scope, receive, self._limit_bytes, BODY_TIMEOUT_S)
+        except RefusedBodyError as refusal:
+            return await _refuse(send, refusal.status)
         finally:
             self._reading -= Counter((caller,))
         if body is None:  # the caller disconnected before the request was complete

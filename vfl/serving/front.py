@@ -16,7 +16,6 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import resources
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from vfl.config import PartyFile, ServeSettings
 from vfl.config.toml import check
-from vfl.core.address import Address
+from vfl.core.address import Address, parse_ip
 from vfl.core.errors import (
     MissingPackageError,
     RunFolderError,
@@ -60,11 +59,10 @@ try:
 
     from vfl.transport.http import (
         HttpServer,
-        LargeBodyError,
         Receive,
+        RefusedBodyError,
         Scope,
         Send,
-        announces_at_most,
         http_config,
         read_body,
         replayed,
@@ -85,6 +83,8 @@ _OPEN = ("/", "/health", "/ready", inference.LIVE, inference.READY)
 #: Limits for requests of a source without a valid token: enough for health checks, the page, and a
 #: few wrong tokens.
 _STRANGERS = FrontLimits(per_second=20.0, burst=20.0)
+#: For the HTTP status of a refused body, the reason and the error code in the answer.
+_BODY_REFUSALS = {413: ("is too large", "size"), 408: ("did not arrive in time", "slow")}
 PREDICT = "/predict"
 
 
@@ -174,15 +174,14 @@ class Guard:
         most = self._settings.max_body_bytes
         if client is None:
             most = min(most, self._front.limits.head_bytes)
-        refusal = self._refusal(scope, headers, client, most)
+        refusal = self._refusal(scope, headers, client)
         body: bytes | None = b""
         if refusal is None:
             try:
-                body = await read_body(receive, most, self._settings.timeout_s, scope)
-            except LargeBodyError:
-                refusal = _refused("the body of the request is too large", 413, "size")
-            except TimeoutError:
-                refusal = _refused("the body of the request did not arrive in time", 408, "slow")
+                body = await read_body(scope, receive, most, self._settings.timeout_s)
+            except RefusedBodyError as problem:
+                what, code = _BODY_REFUSALS[problem.status]
+                refusal = _refused(f"the body of the request {what}", problem.status, code)
         if body is None:
             return
         if refusal is not None:
@@ -205,7 +204,7 @@ class Guard:
         await self._app(scope, replayed(body, receive), counted)
 
     def _refusal(
-        self, scope: Scope, headers: dict[bytes, bytes], client: Caller | None, most: int
+        self, scope: Scope, headers: dict[bytes, bytes], client: Caller | None
     ) -> Response | None:
         if client is None:
             source = self._source(scope, headers)
@@ -225,8 +224,6 @@ class Guard:
             if over and scope["path"] not in _OPEN:
                 self._figures.add("expired_requests", client=client.name)
                 return _refused("the token has expired", 401, "expired")
-        if not announces_at_most(scope, most):
-            return _refused("the body of the request is too large", 413, "size")
         return None
 
     def _source(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
@@ -235,10 +232,8 @@ class Guard:
         if not self._front.trusts(client):
             return client
         last = headers.get(b"x-forwarded-for", b"").decode("latin-1").rpartition(",")[2].strip()
-        try:
-            return str(ip_address(last))
-        except ValueError:
-            return client
+        stated = parse_ip(last)
+        return client if stated is None else str(stated)
 
 
 class Rows:

@@ -13,7 +13,6 @@ import asyncio
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from uvicorn.config import create_ssl_context
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from vfl.core.errors import UserError
+from vfl.core.processes import looks
 from vfl.transport.front import CONNECTION, Front, Visitor, whole_number
 from vfl.transport.stream import listen
 
@@ -72,45 +72,52 @@ def http_config(
     return config
 
 
-class LargeBodyError(Exception):
-    """Error: the body of a request is larger than its limit."""
+class RefusedBodyError(Exception):
+    """Error: the body of a request is larger than its limit, or did not arrive in time.
+
+    Attributes:
+        status: HTTP status of the refusal: 413 if the body is too large, 408 if it is too late.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
-async def read_body(
-    receive: Receive, most: int, patience_s: float, scope: Scope | None = None
-) -> bytes | None:
+async def read_body(scope: Scope, receive: Receive, most: int, patience_s: float) -> bytes | None:
     """Read the whole body of a request; return None if the client disconnects earlier.
 
+    If the head of the request announces too many bytes, the function reads no byte of the body.
+
     Args:
+        scope: ASGI scope of the request. If the scope shows that the whole body has already
+            arrived, the time limit is not applied.
         receive: the ASGI receive function of the request.
         most: largest accepted size in bytes.
         patience_s: time limit in seconds for the whole body.
-        scope: ASGI scope of the request. If the scope shows that the whole body has already
-            arrived, the time limit is not applied.
 
     Raises:
-        LargeBodyError: the body is larger than the limit.
-        TimeoutError: the body did not arrive in time.
+        RefusedBodyError: the body is larger than the limit, or did not arrive in time.
     """
-    body = bytearray()
-    connection = None if scope is None else scope.get("state", {}).get(CONNECTION)
-    here = connection is not None and connection.whole
-    async with nullcontext() if here else asyncio.timeout(patience_s):
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return None
-            body += message.get("body", b"")
-            if len(body) > most:
-                raise LargeBodyError
-            if not message.get("more_body", False):
-                return bytes(body)
-
-
-def announces_at_most(scope: Scope, most: int) -> bool:
-    """Return whether a request's head announces at most `most` bytes, or no length."""
     announced = [value for key, value in scope["headers"] if key == b"content-length"]
-    return all(whole_number(each, most) is not None for each in announced)
+    if any(whole_number(each, most) is None for each in announced):
+        raise RefusedBodyError(413)
+    body = bytearray()
+    connection = scope.get("state", {}).get(CONNECTION)
+    here = connection is not None and connection.whole
+    try:
+        async with nullcontext() if here else asyncio.timeout(patience_s):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return None
+                body += message.get("body", b"")
+                if len(body) > most:
+                    raise RefusedBodyError(413)
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise RefusedBodyError(408) from None
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
@@ -307,11 +314,12 @@ class HttpServer(uvicorn.Server):
             target=self.run, args=([listening],), name=name, daemon=True
         )
         self._thread.start()
-        deadline = time.monotonic() + _START_S
-        while not self.started:
-            if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise UserError("an HTTP server did not start", where=name)
-            time.sleep(_TICK_S)
+        for _ in looks(_START_S, _TICK_S):
+            if self.started:
+                return
+            if not self._thread.is_alive():
+                break
+        raise UserError("an HTTP server did not start", where=name)
 
     def stop(self) -> None:
         """Stop the thread that `start` began; a second call has no effect."""
