@@ -117,15 +117,11 @@ class RoutedListener:
             courier.settimeout(_TICK_S)
             if not is_ours(courier):
                 raise TimeoutError("the sender of the connection is not the router")
-            _, files, _, _ = socket.recv_fds(courier, 1, 1)
-        if not files:
-            raise TimeoutError("the router sent no connection")
-        connection = socket.socket(fileno=files[0])
-        try:
-            return connection, str(connection.getpeername()[0])
-        except OSError:
-            connection.close()
-            raise TimeoutError("the connection ended before the router passed it on") from None
+            try:
+                connection, (address, *_) = _received(courier)
+            except ConnectionAbortedError:
+                raise TimeoutError("the router passed no connection") from None
+        return connection, str(address)
 
     def close(self) -> None:
         """See `Listener`."""
@@ -191,21 +187,13 @@ class OtherConnections:
         Return False if too many connections wait for the server.
         """
         try:
-            return bool(socket.send_fds(self._in, [b"\0"], [connection.fileno()]))
+            return _sent(self._in, connection)
         except OSError:
             return False
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Return the next connection and its address, as `socket.socket.accept` does."""
-        _, files, _, _ = socket.recv_fds(self._out, 1, 1)
-        if not files:
-            raise ConnectionAbortedError("no connection is waiting")
-        connection = socket.socket(fileno=files[0])
-        try:
-            return connection, connection.getpeername()
-        except OSError:
-            connection.close()
-            raise ConnectionAbortedError("the connection ended while it was waiting") from None
+        return _received(self._out)
 
     def fileno(self) -> int:
         """File descriptor that becomes readable if a connection waits for `accept`."""
@@ -335,7 +323,7 @@ class StreamRouter:
         with connected_to(self._folder, name, 0) as session:
             if session is None:
                 return False
-            return bool(socket.send_fds(session, [b"\0"], [connection.fileno()]))
+            return _sent(session, connection)
 
     def _end(self, one: _Waiting, *, failed: bool = True) -> None:
         assert one.visitor is not None, "it was let in"
@@ -347,6 +335,28 @@ class StreamRouter:
         one.visitor.leave()
         self._ready.unregister(one.connection)
         one.connection.close()
+
+
+def _sent(channel: socket.socket, connection: socket.socket) -> bool:
+    """Pass a connection through a Unix socket; return whether the socket took it."""
+    return bool(socket.send_fds(channel, [b"\0"], [connection.fileno()]))
+
+
+def _received(channel: socket.socket) -> tuple[socket.socket, Any]:
+    """Receive a connection that was passed through a Unix socket, and the address of its source.
+
+    Raises:
+        ConnectionAbortedError: the sender passed no connection, or the connection has ended.
+    """
+    _, files, _, _ = socket.recv_fds(channel, 1, 1)
+    if not files:
+        raise ConnectionAbortedError("the sender passed no connection")
+    connection = socket.socket(fileno=files[0])
+    try:
+        return connection, connection.getpeername()
+    except OSError:
+        connection.close()
+        raise ConnectionAbortedError("the connection ended while it was waiting") from None
 
 
 def alpn_of(hello: bytes) -> list[str]:
