@@ -223,6 +223,8 @@ class Service(Process):
     ) -> None:
         """Wait until the log contains a marker text, which shows that the service is ready.
 
+        If the wait ends with an error, also by Ctrl+C, the method stops the service.
+
         Args:
             marker: the text.
             timeout_s: longest time to wait, in seconds.
@@ -231,19 +233,24 @@ class Service(Process):
         Raises:
             LostPeerError: the process ended, or the marker text did not appear in time.
         """
-        deadline = monotonic() + timeout_s
-        while marker not in (said := self.said()):
-            hopeless = any(one in said for one in refusals)
-            if hopeless or not self.alive or monotonic() > deadline:
-                state = "still starting" if self.alive else f"exit {self.exit_code}"
-                where, got, fix = _reason(said)
-                raise LostPeerError(
-                    f"{self.name} did not start",
-                    where=where,
-                    got=f"{state}{got}",
-                    fix=fix or f"look at {self.log}",
-                )
-            sleep(0.1)
+        try:
+            for _ in looks(timeout_s):
+                said = self.said()
+                if marker in said:
+                    return
+                if not self.alive or any(one in said for one in refusals):
+                    break
+            state = "still starting" if self.alive else f"exit {self.exit_code}"
+            where, got, fix = _reason(said)
+            raise LostPeerError(
+                f"{self.name} did not start",
+                where=where,
+                got=f"{state}{got}",
+                fix=fix or f"look at {self.log}",
+            )
+        except BaseException:
+            self.stop()
+            raise
 
     def said(self) -> str:
         """Return the output of the process since its last start."""

@@ -6,7 +6,6 @@ installation are disabled.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 import time
@@ -90,11 +89,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     # `wait_for_superlink` checks this lock to see that the SuperLink is starting
     with locked(folder.state):
         service = Service("the SuperLink", command, environment, folder.state / _LOG)
-        try:
-            service.wait_for(programs.READY)
-        except BaseException:  # also after Ctrl+C: otherwise the service would continue to run
-            service.stop()
-            raise
+        service.wait_for(programs.READY)
     return service
 
 
@@ -123,10 +118,9 @@ def register_nodes(folder: LabelFolder) -> list[str]:
         PeerFailedError: the SuperLink refuses a request.
     """
     messages, new = upstream.CONTROL_MESSAGES.load(), []
-    nodes_file = folder.state / _NODES
-    nodes = read_json(nodes_file) if nodes_file.exists() else {}
+    nodes_file, nodes = folder.state / _NODES, _nodes(folder)
     keys, waiting = _party_keys(folder), waiting_keys(folder)
-    digests = {name: hashlib.sha256(key.read_bytes()).hexdigest() for name, key in keys.items()}
+    digests = {name: programs.digest_of(key.read_bytes()) for name, key in keys.items()}
     # withdraw keys first, so that an error in a registration does not prevent the withdrawal
     for name in sorted(nodes):
         if nodes[name]["key"] != digests.get(name) and name not in waiting:
@@ -149,36 +143,38 @@ def register_nodes(folder: LabelFolder) -> list[str]:
             nodes[name] = {
                 "node": str(answer.node_id),
                 "key": digests[name],
-                "public": hashlib.sha256(public).hexdigest(),
+                "public": programs.digest_of(public),
             }
             write_json(nodes_file, nodes)
             new.append(name)
     return new
 
 
+def _nodes(folder: LabelFolder) -> dict[str, dict[str, str]]:
+    """Return, for each party with a registered key, Flower's node id and digests of the key."""
+    file = folder.state / _NODES
+    return read_json(file) if file.exists() else {}
+
+
 def _retire(folder: LabelFolder, node: Mapping[str, str]) -> None:
     """Record that a key was withdrawn, because Flower never registers the same key again."""
-    file = folder.state / programs.RETIRED
-    known = read_json(file)["keys"] if file.exists() else []
     if "public" in node:
-        write_json(file, {"keys": sorted({*known, node["public"]})})
+        keys = programs.retired_keys(folder.state) | {node["public"]}
+        write_json(folder.state / programs.RETIRED, {"keys": sorted(keys)})
 
 
 def was_registered(folder: LabelFolder, content: bytes) -> bool:
     """Return whether a SuperNode's key was registered earlier and then withdrawn."""
-    file, public = folder.state / programs.RETIRED, public_key_bytes(content) or b""
-    known = read_json(file)["keys"] if file.exists() else []
-    return hashlib.sha256(public).hexdigest() in known
+    public = public_key_bytes(content) or b""
+    return programs.digest_of(public) in programs.retired_keys(folder.state)
 
 
 def waiting_keys(folder: LabelFolder) -> list[str]:
     """Return parties with a key in keys/ whose fingerprint the label party has not compared."""
-    nodes_file, accepted = folder.state / _NODES, folder.accepted_keys()
-    nodes = read_json(nodes_file) if nodes_file.exists() else {}
-    waiting = []
+    nodes, accepted, waiting = _nodes(folder), folder.accepted_keys(), []
     for key in sorted(folder.keys.glob("*.pub")):
         content = key.read_bytes()
-        registered = nodes.get(key.stem, {}).get("key") == hashlib.sha256(content).hexdigest()
+        registered = nodes.get(key.stem, {}).get("key") == programs.digest_of(content)
         if not registered and accepted.get(key.stem) != fingerprint(content):
             waiting.append(key.stem)
     return waiting
@@ -261,10 +257,7 @@ def start_supernode(party: PartyFile, file: Path) -> Service:
     )
     try:
         service.wait_for("SuperNode ID", refusals=(_UNKNOWN_KEY, _TAKEN_BACK))
-    except BaseException as problem:  # also Ctrl+C: otherwise the process would go on
-        service.stop()
-        if not isinstance(problem, LostPeerError):
-            raise
+    except LostPeerError as problem:
         if _TAKEN_BACK in service.said():
             raise AuthenticationError(
                 f"the label party has withdrawn the key of '{party.party}'",
@@ -328,7 +321,7 @@ def submit(
     config["overrides"] = json.dumps(list(overrides))
     for name, value in messages.user_config_to_proto(config).items():
         request.override_config[name].CopyFrom(value)
-    fab = upstream.FAB.load().Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
+    fab = upstream.FAB.load().Fab(programs.digest_of(bundle), bundle, {})
     request.fab.CopyFrom(messages.fab_to_proto(fab))
     return int(_ask(folder, "StartRun", request).run_id)
 

@@ -331,7 +331,7 @@ async def _serve_superlink(
     servers = [_server(local, options, api.certificate, api.key)]
     if len(listeners) > 1:
         keys = _registered(app), _names_its_sender, bell, _arrives(app)
-        network = network_guard(app, *keys, _taken_back(api.folder.parent / RETIRED))
+        network = network_guard(app, *keys, _taken_back(api.folder.parent))
         files = Path(options["ssl_certfile"]), Path(options["ssl_keyfile"])
         servers.append(_server(network, options, *files, lifespan="off"))
     loop = asyncio.get_running_loop()
@@ -394,12 +394,26 @@ def _registered(app: Any) -> Callable[[bytes], Any]:
     return is_registered
 
 
-def _taken_back(retired: Path) -> Callable[[bytes], Any]:
-    """Make a function that checks whether the file of withdrawn keys contains a key's digest."""
+def digest_of(content: bytes) -> str:
+    """Return the SHA-256 digest of a key or a bundle, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def retired_keys(state: Path) -> set[str]:
+    """Return the digests of keys that a SuperLink no longer accepts.
+
+    Args:
+        state: folder in which Flower keeps its files at the label party.
+    """
+    file = state / RETIRED
+    return set(read_json(file)["keys"]) if file.exists() else set()
+
+
+def _taken_back(state: Path) -> Callable[[bytes], Any]:
+    """Make a function that checks whether a key was withdrawn; see `retired_keys`."""
 
     async def was_registered(key: bytes) -> bool:
-        known = read_json(retired)["keys"] if retired.exists() else ()
-        return hashlib.sha256(key).hexdigest() in known
+        return digest_of(key) in retired_keys(state)
 
     return was_registered
 
