@@ -39,6 +39,14 @@ def test_a_setting_stands_somewhere(locations, setting, before):
     assert Locations().before(setting.split(".")) == ""
 
 
+def test_a_line_inside_a_list_is_no_table():
+    text = 'clips = [\n  [1, 2],\n  "a = 3",\n]\nseed = 1\n[[tasks]]\nparty = "a"\n[[tasks]]\n'
+    found = Locations.of_text("file.toml", text)
+    assert found.before(["seed"]) == "file.toml:5: "
+    assert found.before(["tasks"]) == "file.toml:6: "
+    assert set(found.lines) == {("clips",), ("seed",), ("tasks",), ("tasks", "party")}
+
+
 @pytest.mark.parametrize(
     ("where", "told"),
     [

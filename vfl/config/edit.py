@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from vfl.config.toml import Model, check, split_key
+from vfl.config.toml import Item, Model, check, items_of
 from vfl.core.errors import ConfigError
 from vfl.core.storage import write_text
 
-_HEADER = re.compile(r"^[ \t]*\[+[ \t]*([^\]\n]+?)[ \t]*\]+[ \t]*(?:#.*)?$")
 _STRING_OR_COMMENT = re.compile(
     r'''""".*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|(#[^\n]*)''', re.DOTALL
 )
-_KEY = re.compile(r"^[ \t]*([A-Za-z0-9_\-.\"' ]+?)[ \t]*=")
 
 
 @dataclass(frozen=True)
@@ -70,40 +68,6 @@ class Edit:
                 fix="change it to this layout, or make the change by hand",
             )
         return Changed(path, after, checked)
-
-
-@dataclass(frozen=True)
-class Item:
-    """A table header or a setting in a TOML file: its table, full key, and line numbers."""
-
-    table: tuple[str, ...]
-    key: tuple[str, ...]
-    start: int
-    stop: int
-    header: bool
-
-
-def items_of(lines: Sequence[str]) -> Iterator[Item]:
-    """Yield the headers and settings of a TOML file in order; skip comments and blank lines."""
-    table, at = tuple[str, ...](), 0
-    while at < len(lines):
-        stop = at + 1
-        if header := _HEADER.match(lines[at]):
-            table = split_key(header[1])
-            yield Item(table, table, at, stop, header=True)
-        elif key := _KEY.match(lines[at]):
-            while stop < len(lines) and not _parses("".join(lines[at:stop])):
-                stop += 1
-            yield Item(table, (*table, *split_key(key[1])), at, stop, header=False)
-        at = stop
-
-
-def _parses(text: str) -> bool:
-    try:
-        tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
 
 
 def below(text: str, table: str, new: Sequence[str]) -> str:

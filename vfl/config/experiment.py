@@ -595,8 +595,7 @@ class Experiment(Settings):
     @property
     def is_table(self) -> bool:
         """Return whether rows come from files rather than from a bundled data set."""
-        has_files = any(party.source for party in self.parties.values())
-        return has_files or not is_named_set(self.data.source)
+        return self.has_own_tables or not is_named_set(self.data.source)
 
     def task_of(self, party: str) -> LabelSettings:
         """Return the label settings of a label party."""

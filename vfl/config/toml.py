@@ -22,8 +22,8 @@ Mistake = tuple[tuple[str, ...], UserError]
 #: Function that yields further mistakes in unchecked settings.
 MoreMistakes = Callable[[Mapping[str, Any]], Iterable[Mistake]]
 
-_TABLE = re.compile(r"^\s*\[\[?\s*([^\]]+?)\s*\]\]?")
-_KEY = re.compile(r"""^\s*([A-Za-z0-9_\-."']+)\s*=""")
+_HEADER = re.compile(r"^[ \t]*\[+[ \t]*([^\]\n]+?)[ \t]*\]+[ \t]*(?:#.*)?$")
+_KEY = re.compile(r"^[ \t]*([A-Za-z0-9_\-.\"' ]+?)[ \t]*=")
 _OVERRIDDEN = 0
 #: Largest number of existing file names that an error about a missing file lists.
 _FILES = 5
@@ -344,7 +344,7 @@ class Locations:
 
     Attributes:
         name: name of the file for messages.
-        lines: approximate line number of every table and key; 0 for a value that an override set.
+        lines: line number of every table and key; 0 for a value that an override set.
     """
 
     name: str = ""
@@ -359,7 +359,9 @@ class Locations:
     def of_text(cls, name: str, text: str, overrides: Sequence[str] = ()) -> Locations:
         """Find the settings in the text of a file."""
         changed = {split_key(item.partition("=")[0]): _OVERRIDDEN for item in overrides}
-        return cls(name, _line_numbers(text) | changed)
+        # of tables with the same name, as of [[tasks]], the first one counts
+        lines = [(item.key, item.start + 1) for item in items_of(text.splitlines(keepends=True))]
+        return cls(name, dict(reversed(lines)) | changed)
 
     def before(self, setting: Sequence[str]) -> str:
         """Return ``file:line: `` of a setting; of its table or of the file if it has no line."""
@@ -402,14 +404,35 @@ def known_keys(model: Any, location: Iterable[str]) -> list[str]:
     return list(getattr(model, "model_fields", {}))
 
 
-def _line_numbers(text: str) -> dict[tuple[str, ...], int]:
-    """Return the approximate line of every table and key, for messages."""
-    table: tuple[str, ...] = ()
-    found: dict[tuple[str, ...], int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := _TABLE.match(line):
+@dataclass(frozen=True)
+class Item:
+    """A table header or a setting in a TOML file: its table, full key, and line numbers."""
+
+    table: tuple[str, ...]
+    key: tuple[str, ...]
+    start: int
+    stop: int
+    header: bool
+
+
+def items_of(lines: Sequence[str]) -> Iterator[Item]:
+    """Yield the headers and settings of a TOML file in order; skip comments and blank lines."""
+    table, at = tuple[str, ...](), 0
+    while at < len(lines):
+        stop = at + 1
+        if header := _HEADER.match(lines[at]):
             table = split_key(header[1])
-            found.setdefault(table, number)
-        elif key := _KEY.match(line):
-            found.setdefault((*table, *split_key(key[1])), number)
-    return found
+            yield Item(table, table, at, stop, header=True)
+        elif key := _KEY.match(lines[at]):
+            while stop < len(lines) and not _parses("".join(lines[at:stop])):
+                stop += 1
+            yield Item(table, (*table, *split_key(key[1])), at, stop, header=False)
+        at = stop
+
+
+def _parses(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True

@@ -425,12 +425,7 @@ class Registry(Generic[Member]):
         where = f"{self.kind} '{name}', option '{key}'"
         wanted = _required(wanted)
         if typing.get_origin(wanted) is typing.Literal:
-            choices = typing.get_args(wanted)
-            if text not in choices:
-                want = ", ".join(choices)
-                raise BadOptionError(
-                    "no such choice", where=where, got=text, want=want, fix=nearest(text, choices)
-                )
+            _choose(text, typing.get_args(wanted), where)
             return text
         if typing.get_origin(wanted) is tuple:
             each = typing.get_args(wanted)[0]
@@ -509,10 +504,14 @@ def require_choice(option: str, given: str, choices: Sequence[str]) -> None:
         BadOptionError: the word is not one of the choices; the error lists the choices and suggests
             the most similar.
     """
+    _choose(given, choices, f"option '{option}'")
+
+
+def _choose(given: str, choices: Sequence[str], where: str) -> None:
     if given not in choices:
         raise BadOptionError(
             "no such choice",
-            where=f"option '{option}'",
+            where=where,
             got=str(given),
             want=", ".join(choices),
             fix=nearest(str(given), choices),

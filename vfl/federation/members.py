@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from vfl.config import Experiment, PartyFile, read_party_file
-from vfl.config.edit import Changed, Edit, at_keys, below, items_of, without_keys
+from vfl.config.edit import Changed, Edit, at_keys, below, without_keys
 from vfl.config.experiment import PARTY_NAME
-from vfl.config.toml import check, split_key
+from vfl.config.toml import check, items_of, split_key
 from vfl.core.address import parse_address
 from vfl.core.errors import ConfigError, MissingDataError, UserError
 from vfl.core.storage import rename_sealed, write_bytes
@@ -171,10 +171,7 @@ def remove(label: LabelFolder, name: str) -> Change:
     _require_feature_party(experiment, name)
     if len(experiment.feature_parties) == 1:
         raise ConfigError(f"'{name}' is the only feature party", fix="vfl party add NAME first")
-    change = _left(name).of(label.app / "experiment.toml", Experiment)
-    trial = _trial(label, _left(name))
-    for one in (change, *trial):
-        one.write()
+    changed = _change_experiment(label, _left(name))
     for key in label.keys.glob(f"{name}.pub"):
         key.unlink()
     dropped, kept = _drop_positions(label.party(), name)
@@ -189,14 +186,14 @@ def remove(label: LabelFolder, name: str) -> Change:
     ]
     then += [
         (one, f"vfl party remove {name} {one}   # to refuse further sessions with it")
-        for one in node_parties(change.checked)
+        for one in node_parties(changed)
     ]
     stays = [
         f"earlier runs with {name} can still be read. vfl predict and vfl serve can use such "
         f'a run without {name} only if it was trained with data.missing_rows = "token"; otherwise '
         "train again"
     ]
-    return Change(tuple(done), (*then, *_afresh(label, change.checked)), tuple(stays))
+    return Change(tuple(done), (*then, *_afresh(label, changed)), tuple(stays))
 
 
 def rename(label: LabelFolder, old: str, new: str) -> Change:
@@ -211,11 +208,7 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
     experiment = label.experiment()
     _require_feature_party(experiment, old)
     _require_new_name(experiment, new)
-    edit = _renamed_in_experiment(old, new)
-    change = edit.of(label.app / "experiment.toml", Experiment)
-    trial = _trial(label, edit)
-    for one in (change, *trial):
-        one.write()
+    changed = _change_experiment(label, _renamed_in_experiment(old, new))
     (label.keys / f"{old}.pub").unlink(missing_ok=True)
     own_ledger(label.party()).witness.renamed(old, new)
     _note(label.party_file, "renamed", old, new)
@@ -228,16 +221,14 @@ def rename(label: LabelFolder, old: str, new: str) -> Change:
         (new, f"vfl up {old}"),
     ]
     then += [
-        (one, f"vfl party rename {old} {new} {one}")
-        for one in node_parties(change.checked)
-        if one != new
+        (one, f"vfl party rename {old} {new} {one}") for one in node_parties(changed) if one != new
     ]
     return Change(
         (
             f"{old} has the new name {new} in the experiment; the old key of its SuperNode "
             f"belongs to the name {old}",
         ),
-        (*then, *_afresh(label, change.checked)),
+        (*then, *_afresh(label, changed)),
         (
             "the party's identity, ledger and log continue; its runs can be read: vfl status, "
             "report and log",
@@ -266,8 +257,7 @@ def accept(folder: Path, public: Path, read_out: str) -> Change:
         MissingDataError: the file does not exist.
         UserError: the file contains no public key.
     """
-    name = public.stem
-    content = _read_key(public)
+    name, content = public.stem, _read_key(public)
     if not hmac.compare_digest(_hex(read_out).encode(), _hex(fingerprint(content)).encode()):
         raise ConfigError(
             "these keys do not have the fingerprint that was read aloud",
@@ -277,37 +267,45 @@ def accept(folder: Path, public: Path, read_out: str) -> Change:
             fix=f"ask {name} to send {name}.pub again, through a different channel",
         )
     if (folder / "app").is_dir():
-        label = LabelFolder(folder)
-        known = node_parties(label.experiment())
-        if name not in known:
-            raise ConfigError(
-                "no party of the experiment has this name",
-                got=public.name,
-                want=", ".join(f"{one}.pub" for one in known),
-                fix=f"vfl party add {name} {folder}",
-            )
-        if deployment.was_registered(label, content):
-            raise ConfigError(
-                "this key was withdrawn from a party, and the SuperLink never registers the same "
-                "key again",
-                where=str(public),
-                fix=f"{name} runs vfl renew party.toml, and sends {name}.pub again",
-            )
-        label.accept_key(name, content)
-        _note(label.party_file, "accepted", name)
-        return Change((f"party {name} may connect; vfl up registers its key",))
-    party = read_party_file(folder / "party.toml")
+        return _accept_connections(LabelFolder(folder), folder, public, content)
+    return _accept_sessions(folder / "party.toml", public, content)
+
+
+def _accept_connections(label: LabelFolder, folder: Path, public: Path, content: bytes) -> Change:
+    """At the label party, let a party of the experiment connect with these keys."""
+    name, known = public.stem, node_parties(label.experiment())
+    if name not in known:
+        raise ConfigError(
+            "no party of the experiment has this name",
+            got=public.name,
+            want=", ".join(f"{one}.pub" for one in known),
+            fix=f"vfl party add {name} {folder}",
+        )
+    if deployment.was_registered(label, content):
+        raise ConfigError(
+            "this key was withdrawn from a party, and the SuperLink never registers the same "
+            "key again",
+            where=str(public),
+            fix=f"{name} runs vfl renew party.toml, and sends {name}.pub again",
+        )
+    label.accept_key(name, content)
+    _note(label.party_file, "accepted", name)
+    return Change((f"party {name} may connect; vfl up registers its key",))
+
+
+def _accept_sessions(file: Path, public: Path, content: bytes) -> Change:
+    """At another party, consent to sessions with the owner of these keys, and store the keys."""
+    name, party = public.stem, read_party_file(file)
     if name == party.party or not re.fullmatch(PARTY_NAME, name):
         raise ConfigError(
             "this file is not named after another party", got=public.name, want="OTHER.pub"
         )
     members = party.consent.members
     if not any(fnmatchcase(name, one) for one in members):
-        _in_lists(lambda text: _appended(text, name), lambda one: [name, *one], _LISTS[:1]).of(
-            folder / "party.toml", PartyFile
-        ).write()
+        listed = _in_lists(lambda text: _appended(text, name), lambda one: [name, *one], _LISTS[:1])
+        listed.of(file, PartyFile).write()
     write_bytes(party.beside(party.identity.peers) / f"{name}.pub", content)
-    _note(folder / "party.toml", "accepted", name)
+    _note(file, "accepted", name)
     return Change(
         (f"{party.party} consents to sessions with {name}; the key of this party is stored",)
     )
@@ -361,23 +359,29 @@ def follow(folder: Path, old: str, new: str) -> Change:
     """
     file = folder / "party.toml"
     party = read_party_file(file)
-    peers = party.beside(party.identity.peers)
     if not re.fullmatch(PARTY_NAME, new) or new in (party.party, *party.consent.members):
         raise ConfigError(
             "this name is in use, or is not a valid party name",
             got=new,
             want="a small letter, then at most 31 small letters, digits, '_' or '-'",
         )
-    if party.party != old:
-        listed = _in_lists(
-            lambda text: _exchanged(text, old, new), lambda names: _swapped(names, old, new), _LISTS
-        )
-        listed.of(file, PartyFile).write()
-        if (peers / f"{old}.pub").exists():
-            (peers / f"{old}.pub").replace(peers / f"{new}.pub")
-        own_ledger(party).witness.renamed(old, new)
-        _note(file, "renamed", old, new)
-        return Change((f"{party.party} now uses the name {new} for {old}",))
+    if party.party == old:
+        return _follow_itself(folder, party, new)
+    listed = _in_lists(
+        lambda text: _exchanged(text, old, new), lambda names: _swapped(names, old, new), _LISTS
+    )
+    listed.of(file, PartyFile).write()
+    peers = party.beside(party.identity.peers)
+    if (peers / f"{old}.pub").exists():
+        (peers / f"{old}.pub").replace(peers / f"{new}.pub")
+    own_ledger(party).witness.renamed(old, new)
+    _note(file, "renamed", old, new)
+    return Change((f"{party.party} now uses the name {new} for {old}",))
+
+
+def _follow_itself(folder: Path, party: PartyFile, new: str) -> Change:
+    """Rename the party that owns a folder: its file, ledgers and keys; see `follow`."""
+    file, old = folder / "party.toml", party.party
     if deployment.supernode_runs(party):
         raise UserError(
             "this party's service is running", where=str(folder), fix="stop vfl up first"
@@ -478,6 +482,15 @@ def _renamed_in_experiment(old: str, new: str) -> Edit:
                 table[new if key == old else key] = table.pop(key)
 
     return Edit(edit, meant)
+
+
+def _change_experiment(label: LabelFolder, edit: Edit) -> Experiment:
+    """Apply an edit to a project's experiment, and to trial.toml; return the new experiment."""
+    changes = [edit.of(label.app / "experiment.toml", Experiment), *_trial(label, edit)]
+    for one in changes:
+        one.write()
+    changed: Experiment = changes[0].checked
+    return changed
 
 
 def _trial(label: LabelFolder, edit: Edit) -> list[Changed]:
