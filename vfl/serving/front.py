@@ -796,12 +796,7 @@ class HttpFront(ServingFront):
         kept = folder / FOLDER if party is None else party.store_path / FOLDER
         self.service = self._make(opened=self._opened)
         self._desk = Desk(self.service)
-        token_file = Path(settings.token or folder / _TOKEN_FILE)
-        named = Clients(kept, owner)
-        shown = "the tokens from vfl clients"
-        if settings.token or token_file.exists() or not named.entries():
-            plain = tuple(Caller.of_token(token) for token in tokens_in(token_file))
-            named, shown = Clients(kept, owner, plain), f"the token in {token_file}"
+        named, shown = _admitted(kept, owner, settings.token, folder / _TOKEN_FILE)
         self._decimals = _limit(settings.probability_decimals)
         rows = _limit(settings.max_rows_per_day)
         self._budgets = (
@@ -936,6 +931,22 @@ class HttpFront(ServingFront):
         self._server.stop()
         self._budgets.close()
         self._state.unlink(missing_ok=True)
+
+
+def _admitted(kept: Path, owner: str, token: str | None, usual: Path) -> tuple[Clients, str]:
+    """Return the clients of a service, and words for the user that name their tokens.
+
+    Args:
+        kept: folder of the list of clients.
+        owner: party that owns the service.
+        token: token file that the settings name; None if they name none.
+        usual: token file that is used if it exists, or if the list is empty.
+    """
+    named, token_file = Clients(kept, owner), Path(token or usual)
+    if not token and not token_file.exists() and named.entries():
+        return named, "the tokens from vfl clients"
+    plain = tuple(Caller.of_token(each) for each in tokens_in(token_file))
+    return Clients(kept, owner, plain), f"the token in {token_file}"
 
 
 def _listening(settings: ServeSettings) -> socket.socket:
