@@ -601,20 +601,25 @@ def _evaluate_together(runs: Sequence[Path], device: str, json: bool) -> None:
 def _evaluate_beside(folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
     """Evaluate several federated runs on common rows, in one session per run."""
     from vfl.session.terms import BESIDE
-    from vfl.training import federated
 
     hand_over(folders[0].path)
     for folder in folders:
-        label, name = federated.label_folder_of(folder.path), folder.path.resolve().name
         others = [one.path.resolve().name for one in folders if one is not folder]
-        federated.run_session(
-            label,
-            "evaluate",
-            name,
-            overrides=[f"{BESIDE}{other}" for other in others],
-            on_progress=progress_line.show,
-        )
+        _in_session(folder.path, "evaluate", [f"{BESIDE}{other}" for other in others])
     return [folder.evaluation() for folder in folders]
+
+
+def _in_session(run: Path, mode: Literal["evaluate", "predict"], overrides: list[str]) -> Path:
+    """Evaluate or predict with a run in a session of its federation; return the run's folder."""
+    from vfl.training import federated
+
+    return federated.run_session(
+        federated.label_folder_of(run),
+        mode,
+        run.resolve().name,
+        overrides=overrides,
+        on_progress=progress_line.show,
+    )
 
 
 def ask(
@@ -627,12 +632,8 @@ def ask(
     if folder.mode == "federated":
         hand_over(run)  # this check comes before the import of torch, which the next lines need
         from vfl.session.terms import EXPLAIN
-        from vfl.training import federated
 
-        label, tell = federated.label_folder_of(run), progress_line.show
-        told = [f"{EXPLAIN}{name}" for name in explained]
-        name = run.resolve().name
-        return federated.run_session(label, mode, name, overrides=told, on_progress=tell)
+        return _in_session(run, mode, [f"{EXPLAIN}{name}" for name in explained])
     from vfl.core.seeds import use_one_thread
     from vfl.training import evaluate, predict
 
