@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from vfl.core.errors import ConsentError
+from vfl.core.errors import ConsentError, UserError
 from vfl.mpc.shares import SharedTensor
 from vfl.tensors.base import ChainTensor, axes
 
@@ -34,6 +34,16 @@ class Rule:
     """
 
     readers: frozenset[str] | None = _EVERYBODY
+
+    @classmethod
+    def of(cls, names: Iterable[str] | None) -> Rule:
+        """Return the rule that lets these parties read, or everyone for None."""
+        return cls(None if names is None else frozenset(names))
+
+    @property
+    def names(self) -> list[str] | None:
+        """The readers in a fixed order, in the form of a message; None for everyone."""
+        return None if self.readers is None else sorted(self.readers)
 
     @property
     def hides(self) -> bool:
@@ -236,6 +246,21 @@ class PointerTensor(ChainTensor):
         location = getattr(self, "location", None)
         if location is not None:
             location.forget((self.number,))
+
+
+def require_at(pointer: PointerTensor, worker: Any) -> None:
+    """Refuse a pointer to a tensor of another worker.
+
+    Raises:
+        UserError: the tensor is at another worker.
+    """
+    if pointer.location is not worker:
+        raise UserError(
+            "two tensors are at different workers",
+            got=f"{worker.name} and {pointer.location.name}",
+            want="operands at one worker",
+            fix=f"move one of them: tensor.move({worker.name})",
+        )
 
 
 def _pointer_in(values: Iterable[Any]) -> PointerTensor:

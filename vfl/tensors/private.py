@@ -27,6 +27,7 @@ from vfl.privacy.dpsgd import Pass, RowClipper
 from vfl.privacy.premise import prove
 from vfl.tensors.base import axes
 from vfl.tensors.budgets import MOST_KINDS
+from vfl.tensors.foreseen import UNFIT
 from vfl.tensors.pointers import Held, PointerTensor, Ref, Votes
 
 #: Layers that the description of a network in a request may contain, and the arguments of each
@@ -44,6 +45,19 @@ _MOST_WEIGHTS = 1 << 28
 #: Number of future noise steps that a budget records on disk as taken in advance; if the worker is
 #: killed, the budget of the steps that it did not take is lost.
 _RESERVE = 64
+_SECRET_NOISE = "each worker keeps the secret of its noise"
+_SECRET_VOTES = "the aggregator discloses the votes to no one"
+#: Facts of a training's privacy guarantee, without its epsilon; other guarantees differ in some.
+_OF_TRAINING = PrivacyStatement(
+    protects="records",
+    against="an observer of every gradient that leaves a worker",
+    unit="record",
+    per="training",
+    relation="add or remove",
+    adversary="partner",
+    accountant="rdp",
+    assumes=(_SECRET_NOISE, "each record is at only one worker"),
+)
 #: For each loss, a function of outputs and labels, axes (rows, width); it returns the gradient of
 #: each row's loss with respect to the output.
 _LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -192,20 +206,12 @@ def promise_of(budget: Budget) -> PrivacyStatement:
 
     For a teacher, removing a record changes one vote, just as changing the record's value does.
     """
-    return PrivacyStatement(
-        protects="records",
+    return replace(
+        _OF_TRAINING,
         against="an observer of every gradient and label that leaves a worker",
         epsilon=budget.epsilon,
         delta=budget.delta,
-        unit="record",
-        per="training",
-        relation="add or remove",
-        adversary="partner",
-        accountant="rdp",
-        assumes=(
-            "each worker keeps the secret of its noise",
-            "the aggregator discloses the votes to no one",
-        ),
+        assumes=(_SECRET_NOISE, _SECRET_VOTES),
     )
 
 
@@ -312,8 +318,7 @@ def sanitised_gradients(worker: Any, request: Mapping[str, Any]) -> list[Tensor]
     given = [_weight(worker, each) for each in request["weights"]]
     try:
         return plan.gradients(inputs, labels, given)
-    # the text of torch's own error may contain values
-    except (RuntimeError, IndexError, TypeError, ValueError):
+    except UNFIT:  # the text of torch's own error may contain values
         raise UserError(
             "the network does not fit these rows",
             where=worker.name,
@@ -440,20 +445,8 @@ class PrivateTraining:
             GaussianSteps(self._noise, steps, rate)
             for steps, rate in zip(self._steps, self._rates, strict=True)
         ]
-        return PrivacyStatement(
-            protects="records",
-            against="an observer of every gradient that leaves a worker",
-            epsilon=max(epsilon_of(each, delta) for each in kinds),
-            delta=delta,
-            unit="record",
-            per="training",
-            relation="add or remove",
-            adversary="partner",
-            accountant="rdp",
-            assumes=(
-                "each worker keeps the secret of its noise",
-                "each record is at only one worker",
-            ),
+        return replace(
+            _OF_TRAINING, epsilon=max(epsilon_of(each, delta) for each in kinds), delta=delta
         )
 
 
@@ -565,19 +558,13 @@ def pate(
         moved.append(PointerTensor(aggregator, *aggregator.accept(parcel)))
         numbers.append(moved[-1].number)
     labels = aggregator.tally(numbers, threshold)
-    statement = PrivacyStatement(
-        protects="records",
+    statement = replace(
+        _OF_TRAINING,
         against="an observer of the labels, and of any model that is trained on them",
         epsilon=epsilon_of(GaussianSteps(sigma / math.sqrt(2), len(rows)), delta),
         delta=delta,
-        unit="record",
-        per="training",
         relation="replace",
-        adversary="partner",
         accountant="exact",
-        assumes=(
-            "each record is in the training data of only one teacher",
-            "the aggregator discloses the votes to no one",
-        ),
+        assumes=("each record is in the training data of only one teacher", _SECRET_VOTES),
     )
     return labels, statement

@@ -40,7 +40,7 @@ from vfl.mpc.many.authenticated import AuthenticatedMember
 from vfl.mpc.many.members import Member
 from vfl.session.store.witness import Witness
 from vfl.tensors.budgets import BudgetLedger
-from vfl.tensors.pointers import ME, PointerTensor, Ref
+from vfl.tensors.pointers import ME, PointerTensor, Ref, require_at
 from vfl.tensors.requests import REQUESTS
 from vfl.tensors.shares import PointerSession, Session
 from vfl.tensors.wire import packed, unpacked
@@ -394,13 +394,7 @@ class RemoteWorker:
     def _ref(self, value: Any) -> int | None:
         if not isinstance(value, PointerTensor):
             return None
-        if value.location is not self:
-            raise UserError(
-                "two tensors are at different workers",
-                got=f"{self.name} and {value.location.name}",
-                want="operands at one worker",
-                fix=f"move one of them: tensor.move({self.name})",
-            )
+        require_at(value, self)
         return value.number
 
 

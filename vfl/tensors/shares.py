@@ -18,6 +18,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from vfl.core.errors import AuthenticationError, CheatingError, UserError
 from vfl.core.registry import require, require_range
-from vfl.mpc.engine import BeaverEngine
+from vfl.mpc.engine import BeaverEngine, drawn
 from vfl.mpc.in_process import LocalParties
 from vfl.mpc.many.authenticated import AuthenticatedMember, fresh
 from vfl.mpc.many.members import MOST_HOLDERS, BitEngine, Lockstep, Member
@@ -291,15 +292,16 @@ def elements_of(
 def split(elements: Tensor, holders: int) -> list[Tensor]:
     """Split ring elements into new additive shares, one for each holder."""
     stream = PadStream(secrets.token_bytes(KEY_BYTES))
-    pads = [
-        torch.from_numpy(stream.elements64(elements.numel(), "share", holder).view("i8"))
-        for holder in range(1, holders)
+    pads = [drawn(stream, elements.shape, "share", holder) for holder in range(1, holders)]
+    return [reduce(torch.sub, pads, elements), *pads]
+
+
+def sealed_shares(elements: Tensor, rule: Rule, keys: Sequence[bytes]) -> list[bytes]:
+    """Split ring elements into new shares, and encrypt each share and the rule for its holder."""
+    return [
+        seal(key, packed({"value": part, "readers": rule.names, "share": True}))
+        for key, part in zip(keys, split(elements, len(keys)), strict=True)
     ]
-    pads = [pad.reshape(elements.shape) for pad in pads]
-    total = elements
-    for pad in pads:
-        total = total - pad
-    return [total, *pads]
 
 
 class Ring(Link, ABC):
@@ -734,13 +736,8 @@ class PointerSession(Session):
             mask = self.do("mask", [], list(elements.shape), None)
             pad = self.workers[-1].read(mask.parts[-1].number, ME)
             return self.do("plus", [mask], FIELD.lower(FIELD.sub(FIELD.lift(elements), pad)))
-        parts = split(elements, len(self.workers) - 1)
         keys = self._ask("public_key", [(each, ()) for each in self.workers[:-1]])
-        parcels = [
-            seal(key, packed({"value": part, "readers": None, "share": True}))
-            for key, part in zip(keys, parts, strict=True)
-        ]
-        return self._accepted(parcels, elements.shape)
+        return self._accepted(sealed_shares(elements, Rule(), keys), elements.shape)
 
     def split_at(self, pointer: PointerTensor, bits: int) -> Shares:
         """See `Session`."""

@@ -47,6 +47,7 @@ from vfl.tensors.pointers import (
     Ref,
     Rule,
     Votes,
+    require_at,
     require_reader,
 )
 from vfl.tensors.private import Budget, Teacher, promise_of, sanitised_gradients, tally
@@ -73,7 +74,7 @@ from vfl.tensors.requests import (
     asked,
     require_parameters,
 )
-from vfl.tensors.shares import begin_session, elements_of, perform, split
+from vfl.tensors.shares import begin_session, elements_of, perform, sealed_shares
 from vfl.tensors.wire import packed, unpacked
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Worker:
             tag: name under which `find` returns the tensor, also in other processes; a tensor with
                 a name stays until the worker ends.
         """
-        rule = Rule(None if readers is None else frozenset(readers))
+        rule = Rule.of(readers)
         pointer = self.keep(tensor.detach().clone().requires_grad_(tensor.requires_grad), rule)
         if tag:
             self._tags[tag] = pointer.number
@@ -223,7 +224,7 @@ class Worker:
     @asked
     def store(self, value: Values, readers: Readers = None) -> Handle:
         """Store a tensor that a requester sent."""
-        rule = Rule(None if readers is None else frozenset(readers))
+        rule = Rule.of(readers)
         kept = value.detach().clone().requires_grad_(value.requires_grad)
         return self._kept(kept, rule)
 
@@ -450,8 +451,7 @@ class Worker:
         held = self._of(number)
         require_reader(held.rule, reader, self.name, held.value.shape)
         self.keys.require_of(reader, key)
-        readers = None if held.rule.readers is None else sorted(held.rule.readers)
-        content: dict[str, Any] = {"readers": readers}
+        content: dict[str, Any] = {"readers": held.rule.names}
         if isinstance(held.value, Mask):
             # Two values hidden by the same mask would disclose their difference.
             if number in self._handed_out:
@@ -475,7 +475,7 @@ class Worker:
                 before.
         """
         content = Contents.model_validate(unpacked(self.keys.unseal(parcel)))
-        rule = Rule(None if content.readers is None else frozenset(content.readers))
+        rule = Rule.of(content.readers)
         value: Any = content.value
         if content.share:
             value = SharedTensor(value, 0)
@@ -498,13 +498,8 @@ class Worker:
         """
         self.keys.require_known(keys)
         held = self._of(number)
-        readers = None if held.rule.readers is None else sorted(held.rule.readers)
         elements = elements_of(self._tensor(number), bits, hidden=held.rule.hides)
-        parts = split(elements, len(keys))
-        return [
-            seal(key, packed({"value": part, "readers": readers, "share": True}))
-            for key, part in zip(keys, parts, strict=True)
-        ]
+        return sealed_shares(elements, held.rule, keys)
 
     @asked
     def masked(self, number: Number, mask: Number, bits: Bits, keys: Keys) -> list[bytes]:
@@ -526,10 +521,9 @@ class Worker:
         if pad is None or not isinstance(pad.value, Mask):
             raise UserError("this is not the mask of a dealer", where=self.name)
         elements = elements_of(self._tensor(number), bits, hidden=held.rule.hides)
-        readers = None if held.rule.readers is None else sorted(held.rule.readers)
         hidden = FIELD.lower(FIELD.sub(FIELD.lift(elements), pad.value.elements))
         return [
-            seal(key, packed({"value": hidden, "readers": readers, "token": token}))
+            seal(key, packed({"value": hidden, "readers": held.rule.names, "token": token}))
             for key, token in zip(keys, pad.value.tokens, strict=True)
         ]
 
@@ -560,7 +554,7 @@ class Worker:
         found = perform(member, kind, [each.value for each in held], parameters)
         for each, operand in zip(held, found.operands, strict=False):
             each.value = operand
-        rule = Rule(None if found.readers is None else frozenset(found.readers))
+        rule = Rule.of(found.readers)
         if not found.final:
             for each in held:
                 rule.narrow(each.rule)
@@ -675,13 +669,8 @@ class Worker:
         return value
 
     def _real(self, value: Any, used: list[Held]) -> Any:
-        if isinstance(value, PointerTensor) and value.location is not self:
-            raise UserError(
-                "two tensors are at different workers",
-                got=f"{self.name} and {value.location.name}",
-                want="operands at one worker",
-                fix=f"move one of them: tensor.move({self.name})",
-            )
+        if isinstance(value, PointerTensor):
+            require_at(value, self)
         if isinstance(value, PointerTensor | Ref):
             held = self._of(value.number)
             if not isinstance(held.value, Tensor):
