@@ -1,5 +1,6 @@
 """The rules for connections without a credential: places, sources, a budget, numbers."""
 
+import errno
 import itertools
 
 import pytest
@@ -190,6 +191,16 @@ def test_connections_that_show_a_credential_are_not_counted(held, clock):
         visitor.welcome()
         visitor.leave()
     assert [front.enter("10.0.0.1", lambda: None) is None for _ in range(3)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("number", "closed"), [(errno.EMFILE, [0]), (errno.ECONNABORTED, []), (None, [])]
+)
+def test_a_failed_accept_closes_a_connection_only_without_descriptors(held, number, closed):
+    front, ended = Front(), Ended()
+    ended.enter(front, "10.0.0.1", 0)
+    front.make_room(OSError() if number is None else OSError(number, "accept"))
+    assert ended == closed
 
 
 @pytest.mark.parametrize("limit", [16, 256, 1024, 4096, 1 << 20])

@@ -22,6 +22,7 @@ threads, and `vfl.transport.http` on an event loop; both apply these rules throu
 
 from __future__ import annotations
 
+import errno
 import resource
 import threading
 import time
@@ -37,6 +38,8 @@ from vfl.core.address import parse_ip
 #: Key in the ASGI scope of a request under which its connection is stored; see
 #: `vfl.transport.http`.
 CONNECTION = "vfl.connection"
+#: Errors of `accept` that say that no file descriptor, or no memory for one, is free.
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 #: Least number of file descriptors that are reserved for the rest of the process; a quarter of the
 #: process's limit if this is more.
 _RESERVED = 64
@@ -243,9 +246,14 @@ class Front:
         """Take tokens of a source, because it has sent a wrong or malformed credential."""
         self._strangers.charge(source_of(address), self.limits.failure_cost)
 
-    def make_room(self) -> None:
-        """Close one connection of this process, because the process has no free file descriptor."""
-        _HELD.make_room(self)
+    def make_room(self, error: OSError) -> None:
+        """Close one connection of this process if `accept` failed because no descriptor was free.
+
+        After another error, such as a connection that its client has already aborted, all
+        connections stay.
+        """
+        if error.errno in _NO_ROOM:
+            _HELD.make_room(self)
 
 
 class _Held:

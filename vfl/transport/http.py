@@ -376,8 +376,8 @@ class _Listener:
                 accepted, address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError:  # the process has no free file descriptor
-                self._server.front.make_room()
+            except OSError as error:  # usually the process has no free file descriptor
+                self._server.front.make_room(error)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._socket)
                 loop.call_later(_REST_S, self.open)

@@ -366,9 +366,9 @@ class TcpHub:
                 connection, address = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:  # the hub is closing, or the process has no free file descriptor
+            except OSError as error:  # the hub is closing, or the process has no free descriptor
                 if not self._closed.wait(_TICK_S):
-                    self._front.make_room()
+                    self._front.make_room(error)
                 continue
             if self._front.allow(address):
                 self._begin(connection, address)

@@ -280,8 +280,8 @@ class StreamRouter:
             connection, (address, *_) = self._listening.accept()
         except BlockingIOError:
             return
-        except OSError:  # the process has no free file descriptor
-            self._front.make_room()
+        except OSError as error:  # usually the process has no free file descriptor
+            self._front.make_room(error)
             self._closed.wait(_TICK_S)
             return
         connection.setblocking(False)
