@@ -224,13 +224,15 @@ def called(pid: int) -> str:
 def resident_bytes(field: str, pid: int | Literal["self"] = "self", file: str = "status") -> int:
     """Return a memory value of a process from /proc: "VmRSS" is the present one, "VmHWM" the peak.
 
-    The value is 0 if there is no /proc.
+    The value is 0 if there is no /proc, or if the process has ended.
 
     `getrusage` is not used, because its peak includes the process that started the measured
     process.
     """
-    path = Path(f"/proc/{pid}/{file}")
-    text = path.read_text() if path.exists() else ""
+    try:
+        text = Path(f"/proc/{pid}/{file}").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
     found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
     return 1024 * int(found[1]) if found else 0
 

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
+from benchmarks import harness
 from benchmarks.memory import CASES, TABLE, bench_memory
 
 
@@ -37,3 +42,12 @@ def test_every_party_loads_a_million_rows_within_the_limit(form):
     limits = {"mixed": 340, "describe": 184}
     assert all(row.limit_mb == limits.get(row.role, 184) for row in rows)
     assert all(row.kept for row in rows), TABLE(rows)
+
+
+def test_a_process_that_has_ended_has_no_memory():
+    """Until its parent waits for it, the process is listed, but its memory cannot be read."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert harness.resident_bytes("Rss", process.pid, "smaps_rollup") == 0
+    process.wait()
+    assert harness.resident_bytes("Rss", process.pid, "smaps_rollup") == 0
