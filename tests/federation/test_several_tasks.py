@@ -55,8 +55,9 @@ def test_each_label_party_serves_its_own_task_at_its_own_address(federation):
     run = federation.run(training)
     assert federation.ask("predict", run).wait() == 0
     own_file = federation.folder / "insurer" / "party.toml"
+    settings = own_file.read_text().replace("port = 8081", "port = 0")
     own_file.write_text(
-        own_file.read_text().replace("port = 8081", "port = 0\nprobability_decimals = 'off'")
+        settings.replace("probability_decimals = 3", "probability_decimals = 'off'")
     )
     serving = federation.ask(
         "serve", run, "--port", "0", "--task", "insurer", "--probability-decimals", "off"
