@@ -22,7 +22,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import groupby
 from math import ceil
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -286,11 +288,13 @@ def of_labels(asked: Asked) -> Iterator[Figure]:
     known = [(name, (r["defense"], r["attack"])) for name, own in rows.items() for r in own]
     for name, pairs in asked.of(known).items():
         file, overrides = GRIDS[name]
-        for defense, attack in pairs:
-            own = [r for r in rows[name] if (r["defense"], r["attack"]) == (defense, attack)]
+        for defense, some in groupby(pairs, key=itemgetter(0)):
+            attacks = [attack for _, attack in some]
+            own = [r for r in rows[name] if r["defense"] == defense and r["attack"] in attacks]
             study = study_of(
-                EXAMPLES / f"{file}.toml", *overrides, defenses=[defense], attacks=[attack],
-                seeds=list(range(int(own[0]["victims"]))), baselines=["raw"], pictures=0,
+                EXAMPLES / f"{file}.toml", *overrides, defenses=[defense], attacks=attacks,
+                seeds=list(range(max(int(r["victims"]) for r in own))), baselines=["raw"],
+                pictures=0,
             )  # fmt: skip
             folder = played_alone(study, asked.out / "labels" / name, asked.jobs, [defense])
             own = [row | {"training": defense} for row in own]
