@@ -136,6 +136,7 @@ COPIES = [
     ("# The speed of private set intersection", "system", "psi.csv"),
     ("# Training on a graphics card", "network (rows of a batch,", "gpu_steps.csv"),
     ("# Shared first layers: attacks, rounding and cost", "a step", "secure_layer_steps.csv"),
+    ("# The speed of serving", "clients", "serving.csv"),
     ("# Scorecards: accuracy and time", "table", "scorecard.csv"),
     ("## With secure sums", "table", "scorecard_shared.csv"),
 ]  # fmt: skip
@@ -156,7 +157,7 @@ def test_rows_of_a_table_are_rows_of_its_file(heading, first, name):
 PRINTED = (
     "alignment_reused.csv", "gpu_products.csv", "gpu_steps.csv", "psi.csv", "roles_labels.csv",
     "roles_middle.csv", "scorecard.csv", "scorecard_shared.csv", "secure_layer_attacks.csv",
-    "secure_layer_steps.csv",
+    "secure_layer_steps.csv", "serving.csv",
 )  # fmt: skip
 
 
