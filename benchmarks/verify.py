@@ -49,7 +49,6 @@ from benchmarks.studies import (
 from vfl.core.registry import require_choice
 from vfl.experiments.cells import HONEST, Cell
 from vfl.experiments.results import TEST, LoadedGrid
-from vfl.experiments.scores import BASELINES
 from vfl.experiments.statistics import Estimate, over_victims
 from vfl.experiments.study import plan_study
 from vfl.training.specs import read_checked
@@ -293,10 +292,12 @@ def of_labels(asked: Asked) -> Iterator[Figure]:
             own = [r for r in rows[name] if r["defense"] == defense and r["attack"] in attacks]
             study = study_of(
                 EXAMPLES / f"{file}.toml", *overrides, defenses=[defense], attacks=attacks,
-                seeds=list(range(max(int(r["victims"]) for r in own))), baselines=["raw"],
-                pictures=0,
+                seeds=list(range(max(int(r["victims"]) for r in own))), pictures=0,
             )  # fmt: skip
-            folder = played_alone(study, asked.out / "labels" / name, asked.jobs, [defense])
+            folder = played(
+                study, asked.out / "labels" / name, asked.jobs,
+                lambda cell: cell.victim == defense,  # noqa: B023
+            )  # fmt: skip
             own = [row | {"training": defense} for row in own]
             yield from _labels("labels", name, own, LoadedGrid(folder))
 
@@ -337,11 +338,11 @@ def of_training(asked: Asked) -> Iterator[Figure]:
                 EXAMPLES / f"{file}.toml", *shlex.split(overrides),
                 seeds=list(range(max(int(row["victims"]) for row in own))),
             )  # fmt: skip
-            wanted = {(BASELINES, HONEST), (training, adversary)}
+            wanted = training, adversary
             folder = played(
                 study, asked.out / "training" / file.replace("/", "_") / _name(overrides),
                 asked.jobs,
-                lambda cell: (cell.victim, cell.about.get("adversary", HONEST)) in wanted,  # noqa: B023
+                lambda cell: (cell.victim, cell.about.get("adversary", HONEST)) == wanted,  # noqa: B023
             )  # fmt: skip
             yield from _labels("training", task, own, LoadedGrid(folder))
 
