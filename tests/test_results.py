@@ -153,6 +153,29 @@ def test_rows_of_a_table_are_rows_of_its_file(heading, first, name):
         assert any(all(cell in left for cell in cells) for left in map(iter, chosen)), (row, cells)
 
 
+#: Files with texts, or with figures as a benchmark prints them, besides those of `COPIES`.
+TEXTS = (
+    "coded_bytes", "defense_prototypes", "goals", "leaderboard_tasks", "mpc_vectors",
+    "outside_table",
+)  # fmt: skip
+#: Several figures in one cell: with an interval, or one after another.
+SEVERAL = re.compile(rf".*\d ?± ?[.\d].*|{NUMBER.pattern}([,;/ ]+{NUMBER.pattern})+ ?%?")
+
+
+def test_a_cell_has_one_figure():
+    """So that a program can read the files; thousands may have commas."""
+    printed = {f"{name}.csv" for name in TEXTS} | {name for *_, name in COPIES}
+    faults = [
+        (path.name, name, cell)
+        for path in RESULTS.glob("*.csv")
+        if path.name not in printed
+        for row in rows_of(path.name)
+        for name, cell in row.items()
+        if SEVERAL.fullmatch(as_written(cell)) and not re.fullmatch(r"\d{1,3}(,\d{3})+", cell)
+    ]
+    assert not faults
+
+
 #: Files of figures that were printed by a command, at a commit, on a day.
 PRINTED = (
     "alignment_reused.csv", "gpu_products.csv", "gpu_steps.csv", "psi.csv", "roles_labels.csv",
@@ -238,13 +261,16 @@ def test_figures_of_shared_layers_and_of_the_card_in_sentences():
 
 def test_whose_noise():
     """At epsilon 1, and without noise in the last row."""
-    stored = {(row["task"], row["noise of"]): row for row in rows_of("pea_noise.csv")}
+    stored = {
+        (row["task"], row["noise of"], row["epsilon"]): f"{row['accuracy']} ± {row['deviation']}"
+        for row in rows_of("pea_noise.csv")
+    }
     heading = "# The gains by features, initial weights and joint noise (PEA)"
     table = table_of(heading, "noise added by, at epsilon 1")
     assert len(table) == 5
     for who, *cells in table:
-        of, column = ("one curator", "none") if who == "nothing" else (who, "1")
-        assert cells == [stored[task, of][column] for task in ("MNIST", "CIFAR-10", "reviews")]
+        of = ("one curator", "none") if who == "nothing" else (who, "1")
+        assert cells == [stored[task, *of] for task in ("MNIST", "CIFAR-10", "reviews")]
 
 
 # --- fine-tuning and attacks on trainings ---------------------------------------------------------
