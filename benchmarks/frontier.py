@@ -264,7 +264,8 @@ class Frontier:
         reference: the best attack that uses nothing computed from labels, and its mean result.
         best: the label-free bottom with the highest utility.
         places: the defenses, sorted by falling utility.
-        attacked: number of defenses on which each attack was run.
+        lacking: for each attack of the task's file, the defenses on which it was not run.
+        unsettled: defenses whose verdicts these attacks could change; see `unsettled_of`.
     """
 
     task: str
@@ -272,7 +273,8 @@ class Frontier:
     reference_reaches: Estimate
     best: Place
     places: Sequence[Place]
-    attacked: Mapping[str, int]
+    lacking: Mapping[str, frozenset[str]]
+    unsettled: Sequence[str]
 
     @property
     def victims(self) -> str:
@@ -357,6 +359,30 @@ def corrected(found: Mapping[str, Claims]) -> dict[str, Claims]:
     return {one: Claims(*(adjusted[kind.name][one] for kind in fields(Claims))) for one in found}
 
 
+def unsettled_of(
+    leaks: Mapping[str, float], rivals: Mapping[str, int], more: Mapping[str, int]
+) -> list[str]:
+    """Return the defenses whose verdicts could change if more attacks were run on some defenses.
+
+    A strong attack lowers the p-value of "leaks" to 0. Further rivals that infer little multiply
+    Simes' p-value of r rivals by (r + n) / r. Both bounds are corrected over all defenses.
+
+    >>> unsettled_of({"a": 0.001, "b": 0.03, "c": 0.5}, dict.fromkeys("abc", 1), {"a": 1, "b": 1})
+    ['b']
+
+    Args:
+        leaks: p-values before the correction, by defense.
+        rivals: number of attacks of each defense that may be the best.
+        more: number of attacks that were not run on each defense; other defenses lack none.
+    """
+    least = claims({one: 0.0 if more.get(one) else chance for one, chance in leaks.items()})
+    most = claims({
+        one: min(1.0, chance * (1 + more.get(one, 0) / rivals[one]))
+        for one, chance in leaks.items()
+    })  # fmt: skip
+    return [one for one in leaks if least[one] <= FALSE_CLAIMS < most[one]]
+
+
 def _verdict(chances: Claims) -> Verdict:
     if chances.beats <= FALSE_CLAIMS:
         return "beats it"
@@ -387,17 +413,29 @@ def frontier_of(rows: pd.DataFrame) -> Frontier:
     access = dict(zip(rows.attack, rows.access, strict=True))
     unlabelled, bottoms = _ranked(blind), _ranked(free)
     defenses = [key for key in dict.fromkeys(key[:2] for key in reached) if key[0] != NO_MODEL]
+    task = str(rows.task.iloc[0])
     reaches = {
         defense: {key[2]: one for key, one in reached.items() if key[:2] == (family, defense)}
         for family, defense in defenses
     }
-    chances = corrected({
-        defense: Claims.of(
-            [_values(one) for one in reaches[defense].values()], unlabelled,
-            _values(utility[defense,]), bottoms,
-        )
+    attacks = {
+        defense: [_values(one) for one in reaches[defense].values()]
         for family, defense in defenses if family != LABEL_FREE
-    })  # fmt: skip
+    }  # fmt: skip
+    uncorrected = {
+        defense: Claims.of(own, unlabelled, _values(utility[defense,]), bottoms)
+        for defense, own in attacks.items()
+    }
+    chances = corrected(uncorrected)
+    lacking = {
+        attack: frozenset(one for one, own in reaches.items() if attack not in own)
+        for attack in settings_of(task).attacks
+    }
+    unsettled = unsettled_of(
+        {defense: one.leaks for defense, one in uncorrected.items()},
+        {defense: len(rivals_of(own)) for defense, own in attacks.items()},
+        {defense: sum(defense in some for some in lacking.values()) for defense in attacks},
+    )
     places = []
     for family, defense in defenses:
         own, known = reaches[defense], chances.get(defense)
@@ -414,10 +452,8 @@ def frontier_of(rows: pd.DataFrame) -> Frontier:
     chosen = next(one for one in places if (one.defense,) == best)
     of, on, by = reference
     called = by if of == NO_MODEL else f"{by} on {on}"
-    with_model = rows[rows.family != NO_MODEL]
-    attacked = {str(name): own.defense.nunique() for name, own in with_model.groupby("attack")}
     whole = over(blind[reference])
-    return Frontier(str(rows.task.iloc[0]), called, whole, chosen, places, attacked)
+    return Frontier(task, called, whole, chosen, places, lacking, unsettled)
 
 
 def _less(found: pd.Series[float], reference: pd.Series[float]) -> Estimate:
@@ -490,19 +526,25 @@ def _listed(places: Sequence[Place]) -> str:
 
 
 def _missing(found: Frontier) -> str:
-    """Return a sentence about families, strengths and attacks that were not run, or ""."""
+    """Return a sentence about what was not run, and the verdicts that it could change, or ""."""
     run, said = {one.defense for one in found.places}, list[str]()
     for family, specs in families_of(found.task).items():
         left = [spec for spec in specs if spec not in run]
         if left:
             some = "" if len(left) == len(specs) else f" ({len(left)} of {len(specs)} strengths)"
             said.append(family + some)
-    lacking: dict[int, list[str]] = {}
-    for attack in settings_of(found.task).attacks:
-        lacking.setdefault(len(run) - found.attacked.get(attack, 0), []).append(f"`{attack}`")
-    for count, attacks in lacking.items():
-        if count:
-            said.append(f"{' and '.join(attacks)} on {count} of {len(run)} defenses")
+    lacking: dict[frozenset[str], list[str]] = {}
+    for attack, defenses in found.lacking.items():
+        if defenses:
+            lacking.setdefault(defenses, []).append(f"`{attack}`")
+    for defenses, attacks in lacking.items():
+        said.append(f"{' and '.join(attacks)} on {len(defenses)} of {len(run)} defenses")
+    if lacking:
+        count = len(found.unsettled)
+        said[-1] += f"; they could change {count or 'no'} verdict{'s' * (count > 1)}"
+        free = {one.defense for one in found.places if one.family == LABEL_FREE}
+        if any(free & defenses for defenses in lacking):
+            said[-1] += ", and others through the reference"
     return f" Not run: {', '.join(said)}." if said else ""
 
 
@@ -603,15 +645,17 @@ def picture_of(found: Frontier) -> str:
 METHOD = f"""
 ## What was measured
 
-- One feature party attacks. On tables the label party has columns of its own. The attacker has
-  every gradient, its bottom, its inputs and {LEAKED} leaked labels of each class.
-- *Gain* is the test utility less that of the most accurate label-free bottom.
+- One feature party attacks, with every gradient, its bottom, its inputs and {LEAKED} leaked labels
+  of each class. On tables the label party has columns of its own.
+- *Gain* is the test utility less the reference's.
 - *Leak* is what the worst attack infers, less the best attack without a model that saw labels.
   The latter trains from scratch or uses inputs, components and label-free bottoms.
 - Attacks on cuts infer labels of test rows, attacks on gradients those of training rows.
 - *Verdict*: "beats it" is a gain above 0 and a leak of at most {100 * MARGIN:g} point; "leaks" is a
   leak above that; "no better" is a gain of at most 0. On average 5 % of a task's claims of
   one kind are false, with correction for the choice of attack and baseline.
+- Attacks that were not run change no gain. They could change leaks, and on label-free bottoms the
+  reference of leaks.
 - `few_rounds` sends no gradient after its first exchanges. Rows without an epsilon are
   undefended.
 - `gradient_averaging:rows=0` sends the sum over a batch, as a *secure top* would.

@@ -214,3 +214,43 @@ def test_a_page_names_attacks_that_were_not_run_on_all_defenses(tmp_path):
     assert "`batch_sums` on 3 of 3 defenses" in text
     assert "`logistic` on" not in text
     assert "`gradient_similarity` on 1 of 3 defenses" in text
+    assert "defenses; they could change no verdict, and others through the reference." in text
+
+
+def every_attack(*but):
+    """Rows of every attack of the task on each defense, besides some attacks on `other`."""
+    reached = dict.fromkeys(frontier.settings_of("fashion").attacks, 0.6)
+    known = made_up(rows("other", "few rounds", 0.84, {**reached, "x": 0.65}))
+    known = known[known.family == "no model"], known[known.defense == "other"]
+    whole = pd.concat([
+        *known,
+        rows("none", "undefended", 0.9, reached | {"gradient_similarity": 0.99}),
+        rows(FREE, "label-free bottom", 0.85, reached),
+        rows(SIDED, "label-free bottom", 0.7, reached | {"logistic": 0.65}),
+    ], ignore_index=True)  # fmt: skip
+    return whole[(whole.defense != "other") | ~whole.attack.isin(but)]
+
+
+@pytest.mark.parametrize(
+    ("but", "said"),
+    [((), ""), (("kmeans",), "`kmeans` on 1 of 4 defenses; they could change 1 verdict.")],
+)
+def test_a_page_says_how_many_verdicts_further_attacks_could_change(but, said, tmp_path):
+    found = frontier.frontier_of(every_attack(*but))
+    assert found.unsettled == (["other"] if but else [])
+    text = "\n".join(frontier.task_section(found, tmp_path / "page.md"))
+    assert said in text
+    assert ("they could change" in text) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("leaks", "more", "unsettled"),
+    [
+        ({"a": 0.001, "b": 0.5}, {"a": 2}, []),  # shown to leak, whatever another attack infers
+        ({"a": 0.001, "b": 0.5}, {"b": 1}, ["b"]),
+        ({"a": 0.03, "b": 0.001}, {"a": 1}, ["a"]),  # the correction for another rival undoes it
+        ({"a": 0.001, "b": 0.04, "c": 0.9}, {"c": 1}, ["b", "c"]),  # one more leak helps b's claim
+    ],
+)
+def test_verdicts_that_further_attacks_could_change(leaks, more, unsettled):
+    assert frontier.unsettled_of(leaks, dict.fromkeys(leaks, 1), more) == unsettled
