@@ -238,6 +238,22 @@ def test_the_counts_of_a_quantile_are_moved_by_the_noise_they_are_said_to_have()
     assert abs(counts.mean()) < 4 * 10 / np.sqrt(600)
 
 
+def test_noise_alone_never_moves_a_clip_norm_by_a_large_factor():
+    """The share is between -1 and 2, so a step moves the norm by exp(0.2 * 1.5) at most."""
+    model = nn.Linear(2, 1, bias=False)
+    half = PrivateHalf(
+        model, norm=1.0, noise=1000.0, batch_size=1.0, secret=Secret(b"4" * 32), party="bank",
+        quantile=0.5,
+    )  # fmt: skip
+    norms = [1.0]
+    for step in range(20):
+        with half.recording() as calls:
+            output = model(torch.ones(1, 2))
+        half.give_gradients(output, torch.ones(1, 1), calls, step)
+        norms.append(half.clipper.norms.item())
+    assert np.abs(np.diff(np.log(norms))).max() == pytest.approx(0.2 * 1.5)
+
+
 def test_an_empty_batch_gets_noise_alone():
     empty = stepped(rows=0)
     assert float(empty.std()) == pytest.approx(2.0 / 4, rel=0.03)

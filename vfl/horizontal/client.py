@@ -267,9 +267,7 @@ def followed(norm: float, share_within: float, quantile: float) -> float:
     >>> round(followed(1.0, share_within=1.0, quantile=0.5), 4)  # all are within: smaller
     0.9048
     """
-    # Noise in the count alone must not change the clip norm by a large factor.
-    share = min(2.0, max(-1.0, share_within))
-    return norm * math.exp(-kernel.QUANTILE_RATE * (share - quantile))
+    return norm * math.exp(-kernel.QUANTILE_RATE * (share_within - quantile))
 
 
 def add_noise(update: Update, secret: Secret, round_number: int) -> Update:

@@ -228,7 +228,8 @@ def share_within(
     """Return the share of rows whose norm is within the clip norm, from a noisy count of rows.
 
     A row counts as plus or minus one half, so that a row that is added or changed has a bounded
-    effect on the count. A clip norm that follows a quantile changes by this share.
+    effect on the count. A clip norm that follows a quantile changes by this share. The share is
+    limited to -1 to 2, because noise alone must not change a clip norm by a large factor.
 
     Source: Andrew et al. 2021, algorithm 1.
 
@@ -248,7 +249,7 @@ def share_within(
     counts = within.double().sum(1) - within.shape[1] / 2
     if deviation is not None:  # every release is a multiple of 1/2, like the counts
         counts = release([NoisySum(0.5, deviation, 1)] * len(counts), counts, secret, *purpose)
-    return counts / size + 0.5
+    return (counts / size + 0.5).clamp(-1.0, 2.0)
 
 
 def release_rows(rows: Tensor, norm: float, scale: float, law: Law, draws: Tensor) -> Tensor:
