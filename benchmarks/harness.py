@@ -224,16 +224,20 @@ def called(pid: int) -> str:
 def resident_bytes(field: str, pid: int | Literal["self"] = "self", file: str = "status") -> int:
     """Return a memory value of a process from /proc: "VmRSS" is the present one, "VmHWM" the peak.
 
-    The value is 0 if there is no /proc, or if the process has ended.
+    The value is 0 if there is no /proc.
 
     `getrusage` is not used, because its peak includes the process that started the measured
     process.
+
+    Raises:
+        ProcessLookupError: the process has ended.
     """
-    try:
+    text = ""
+    with suppress(FileNotFoundError, ProcessLookupError):
         text = Path(f"/proc/{pid}/{file}").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
     found = re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE)
+    if found is None and pid != "self" and Path("/proc/self").exists():
+        raise ProcessLookupError("the process has ended")
     return 1024 * int(found[1]) if found else 0
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
@@ -179,7 +179,8 @@ class _Measured:
             while alive := [who for who, each in running.items() if each.poll() is None]:
                 for who in alive:
                     pid = running[who].pid
-                    peaks[who] = max(peaks[who], harness.resident_bytes("VmHWM", pid))
+                    with suppress(ProcessLookupError):
+                        peaks[who] = max(peaks[who], harness.resident_bytes("VmHWM", pid))
                     cpu[who] = max(cpu[who], harness.cpu_s(pid))
                 time.sleep(_POLL_S)
             out.seek(0)

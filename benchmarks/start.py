@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -135,20 +135,25 @@ def _command(label: LabelFolder, mode: str, path: Path) -> tuple[float, float]:
 
 
 def _idle(services: dict[str, int], seconds: float) -> list[StartRow]:
-    """Return memory and CPU use of idle services, and of the processes that they started."""
+    """Return memory and CPU use of idle services, and of the processes that they started.
+
+    A process that has ended gets no row.
+    """
     time.sleep(_REST_S)
     processes = {pid: name for name, top in services.items() for pid in harness.family(top)}
     before = {pid: harness.cpu_s(pid) for pid in processes}
     time.sleep(seconds)
-    return [
-        StartRow(
-            f"{name}{'' if pid == services[name] else ': ' + _called(pid)}",
-            resident_mb=_memory_mb(pid, "Rss"),
-            own_mb=_memory_mb(pid, "Private_Clean") + _memory_mb(pid, "Private_Dirty"),
-            cpu_percent=100 * (harness.cpu_s(pid) - before[pid]) / seconds,
-        )
-        for pid, name in processes.items()
-    ]
+    rows = []
+    for pid, name in processes.items():
+        with suppress(ProcessLookupError):
+            row = StartRow(
+                f"{name}{'' if pid == services[name] else ': ' + _called(pid)}",
+                cpu_percent=100 * (harness.cpu_s(pid) - before[pid]) / seconds,
+                resident_mb=_memory_mb(pid, "Rss"),
+                own_mb=_memory_mb(pid, "Private_Clean") + _memory_mb(pid, "Private_Dirty"),
+            )
+            rows.append(row)
+    return rows
 
 
 def _called(pid: int) -> str:
