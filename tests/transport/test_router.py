@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import ssl
+import sys
 import time
 
 import httpx
@@ -147,6 +148,23 @@ def test_a_hello_in_pieces_is_waited_for_and_reaches_the_session_whole(router, o
                 "127.0.0.1",
             )
     taken.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, the listener looks every 50 ms")
+@pytest.mark.parametrize("routed", [False, True], ids=["port", "routed"])
+def test_hub_and_router_close_while_they_wait_for_a_connection(
+    tmp_path, monkeypatch, certificate, routed
+):
+    monkeypatch.setattr("vfl.transport.router._TICK_S", 30.0)
+    router = StreamRouter("127.0.0.1", 0, tmp_path / "streams")
+    monkeypatch.setenv(ROUTER_VARIABLE, str(tmp_path / "streams"))
+    listener = routed_listener(NAMES[0], "127.0.0.1", 0) if routed else None
+    hub = TcpHub("127.0.0.1", 0, Admission(NAMES[0], {}), certificate, listener=listener)
+    time.sleep(0.2)  # both threads wait now
+    for each in (hub, router):
+        begun = time.monotonic()
+        each.close()
+        assert time.monotonic() - begun < 15
 
 
 def accepted(listener):

@@ -338,6 +338,7 @@ class TcpHub:
     def close(self) -> None:
         """Close every link and stop listening; afterwards no party can connect."""
         self._closed.set()
+        self._listener.stop()
         self._acceptor.join()
         self._listener.close()
         for link in self._links.values():

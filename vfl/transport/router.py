@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from vfl.core.storage import private_folder, write_text
 from vfl.transport.front import Front, FrontLimits, Visitor
 from vfl.transport.local_socket import connected_to, is_ours, listen_in
-from vfl.transport.stream import listen
+from vfl.transport.stream import listen, stop_accepting
 
 #: Environment variable with the folder in which a router and its sessions find each other's
 #: sockets; a SuperLink sets it for all its child processes.
@@ -65,8 +65,11 @@ class Listener(Protocol):
             OSError: the listener is closed, or the process has no free file descriptor.
         """
 
+    def stop(self) -> None:
+        """Stop accepting; any thread may call this method while another one waits in `accept`."""
+
     def close(self) -> None:
-        """Stop accepting."""
+        """Close the listener; no thread may be in `accept`."""
 
 
 class PortListener:
@@ -89,6 +92,10 @@ class PortListener:
         """See `Listener`."""
         connection, (address, *_) = self._listening.accept()
         return connection, address
+
+    def stop(self) -> None:
+        """See `Listener`."""
+        stop_accepting(self._listening)
 
     def close(self) -> None:
         """See `Listener`."""
@@ -122,6 +129,12 @@ class RoutedListener:
             except ConnectionAbortedError:
                 raise TimeoutError("the router passed no connection") from None
         return connection, str(address)
+
+    def stop(self) -> None:
+        """See `Listener`."""
+        # shutdown does not wake `accept` of a Unix socket, but a connection without content does
+        with connected_to(self._path.parent, self._path.name, 0):
+            pass
 
     def close(self) -> None:
         """See `Listener`."""
@@ -254,6 +267,7 @@ class StreamRouter:
     def close(self) -> None:
         """Stop listening; connections that were already passed to sessions remain open."""
         self._closed.set()
+        stop_accepting(self._listening)  # wakes the selector
         self._thread.join()
 
     def _route(self) -> None:

@@ -454,6 +454,15 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def stop_accepting(listening: socket.socket) -> None:
+    """Refuse connections to a TCP port; Linux ends a waiting `accept` at once with an `OSError`.
+
+    The socket stays open, so that no other file gets its descriptor while a thread waits.
+    """
+    with contextlib.suppress(OSError):  # elsewhere than on Linux, a listening socket may refuse
+        listening.shutdown(socket.SHUT_RDWR)
+
+
 def dial(host: str, port: int, context: ssl.SSLContext | None, timeouts: Timeouts) -> Stream:
     """Open a stream to a hub (the label party's server), including the TLS handshake.
 
