@@ -2,6 +2,7 @@
 
     make leaderboard                                     # all of it, where it was left
     python -m benchmarks.leaderboard --tasks bank_marketing --attack light --seeds 0,1,2
+    python -m benchmarks.leaderboard --tasks fashion_mnist --defenses tpsl    # others stay
     python -m benchmarks.leaderboard --plan              # time and memory; nothing is trained
 
 The tasks are `examples/leaderboard/*.toml`: two tables, pictures, and a text. Every defense is
@@ -56,12 +57,21 @@ GIGABYTES = 1.1
 
 
 def grid_of(
-    task: str, pack: str, seeds: Sequence[int], defenses: Sequence[str] | None = None
-) -> Study:
-    """Return the grid of a task with a pack of attacks, for all of its defenses or some of them."""
+    task: str, pack: str, seeds: Sequence[int], defenses: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+) -> Study:  # fmt: skip
+    """Return the grid of a task with a pack of attacks, for all of its defenses or some of them.
+
+    Args:
+        task: name of a file of examples/leaderboard.
+        pack: the pack.
+        seeds: seeds of the victims.
+        defenses: defenses; by default, those of the task's file.
+        without: attacks of the task's file to leave out.
+    """
     file = FOLDER / f"{task}.toml"
     settings = grid_settings_of(read_checked(file, [])[0])
-    attacks = [pack if one == "light" else one for one in settings.attacks]
+    attacks = [pack if one == "light" else one for one in settings.attacks if one not in without]
     return study_of(
         file, attacks=attacks, seeds=list(seeds),
         defenses=list(settings.defenses if defenses is None else defenses),
@@ -107,7 +117,10 @@ def task_row(path: Path, entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
 
 
 def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dict[str, Any]]:
-    """Yield, as fractions, the strongest attack on each defense by number of leaked labels."""
+    """Yield, as fractions, the strongest attack on each defense by number of leaked labels.
+
+    `not_run` is for attacks that are added to the task's file after a defense was attacked.
+    """
     for entry in entries:
         for one in entry.standings:
             less = entry.difference
@@ -130,6 +143,7 @@ def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dic
                 "less_none": None if less is None else less.mean,
                 "less_none_half_width": None if less is None else less.half_width,
                 "affordable": entry.affordable,
+                "not_run": "",
             }
 
 
@@ -161,8 +175,15 @@ def beside(page: Path, kind: str) -> Path:
     return page.with_name(f"{page.stem}{kind}.csv")
 
 
-def store_rows(paths: Sequence[Path], page: Path) -> None:
-    """Write the rows of some tasks' grids beside the page; keep the rows of other tasks."""
+def store_rows(paths: Sequence[Path], page: Path, some: bool = False) -> None:
+    """Write the rows of some tasks' grids beside the page; keep the rows of other tasks.
+
+    Args:
+        paths: folders of the grids.
+        page: see `beside`.
+        some: whether the grids have only some defenses of their tasks. Then the rows of their other
+            defenses are kept too, and the task's row gets only the names of the attacks.
+    """
     new: dict[str, list[dict[str, Any]]] = {kind: [] for kind in FILES}
     for path in paths:
         if entries := entries_of(path):
@@ -170,20 +191,26 @@ def store_rows(paths: Sequence[Path], page: Path) -> None:
             new["_tasks"].append(task_row(path, entries))
             new["_access"] += access_rows(path)
     for kind, rows in new.items():
+        known = records(beside(page, kind)) if rows else []
+        if some and kind == "_tasks":
+            before = {row["task"]: row for row in known}
+            rows = [before[row["task"]] | {"attacks": row["attacks"]} for row in rows]
+        done = {_identity(row, some) for row in rows}
+        kept = [row for row in known if _identity(row, some) not in done]
+        whole = sorted([*kept, *rows], key=lambda row: TASKS.index(row["task"]))
         if rows:
-            done = {row["task"] for row in rows}
-            kept = [row for row in records(beside(page, kind)) if row["task"] not in done]
-            whole = sorted([*kept, *rows], key=lambda row: TASKS.index(row["task"]))
             text = csv_text(list(rows[0]), whole)
             beside(page, kind).write_text(text, encoding="utf-8")
+
+
+def _identity(row: Row, some: bool) -> tuple[str, str]:
+    """Return what new rows replace: all rows of a task, or those of a defense."""
+    return row["task"], row.get("defense", "") if some else ""
 
 
 # --- page -----------------------------------------------------------------------------------------
 
 LINES = 4
-#: The attack that stands for all attacks that read the gradients of all epochs, as the first in
-#: their list.
-ACCUMULATED = "gradient_mixture"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +259,15 @@ class Board:
         """Names of the defenses that are not shown to leak."""
         return [row["defense"] for row in self.defended if row["verdict"] != "leaks"]
 
+    @property
+    def lacking(self) -> dict[str, list[str]]:
+        """Names of defenses on which some attacks of the task were not run, by these attacks."""
+        found: dict[str, list[str]] = {}
+        for row in self.defended:
+            if row["not_run"]:
+                found.setdefault(row["not_run"], []).append(row["defense"])
+        return found
+
 
 def _badness(row: Row) -> tuple[bool, float]:
     return row["verdict"] == "leaks", float(row["above"])
@@ -266,8 +302,18 @@ def summaries(boards: Sequence[Board]) -> Iterator[str]:
         ]
         for one in boards
     ]
-    short = [one.about["task"] for one in boards if ACCUMULATED not in one.about["attacks"]]
-    left = f" Gradients of all epochs were not attacked on {', '.join(short)}." if short else ""
+    open_ = [
+        f"`{name}` on {one.about['task']}"
+        for one in boards
+        for some in one.lacking.values()
+        for name in some
+        if name in one.safe
+    ]
+    left = ""
+    if open_:
+        left = f" Not all attacks were run on {', '.join(open_)}."
+    elif any(one.lacking for one in boards):
+        left = " Attacks were left out only on defenses that leak without them."
     yield (
         "A feature party attacks labels. A *leak* says how many points the "
         "worst attack is above the best attack without the model, with 95 % "
@@ -287,15 +333,28 @@ def _by_cause(failed: str) -> str:
     return "; ".join(f"{causes.count(one)} victims, {one}" for one in dict.fromkeys(causes))
 
 
+def _briefly(some: str, attacks: str) -> str:
+    """Return the names of some attacks, or their number if they are the last of all attacks.
+
+    >>> _briefly("b, c", "a, b, c")
+    'the last 2'
+    """
+    return f"the last {some.count(', ') + 1}" if attacks.endswith(f", {some}") else some
+
+
 def task_lines(board: Board, page: Path) -> Iterator[str]:
     """Return the section of one task: the undefended model, and the least leaking defenses."""
     about, chosen = board.about, board.defended[: LINES - 1]
     yield f"\n## {about['task']}\n"
     failed = f" Ended early: {_by_cause(about['failed'])}." if about["failed"] else ""
+    lacking = "".join(
+        f" On {len(some)} defenses, not run: {_briefly(not_run, about['attacks'])}."
+        for not_run, some in board.lacking.items()
+    )
     yield (
         f"{row_count(FOLDER / (about['task'] + '.toml'))} rows, {about['attacked']} of "
         f"{about['victims']} victims, {about['seeds']} seeds, {about['draws']} draws "
-        f"of leaked labels; attacks: {about['attacks']}.{failed}\n"
+        f"of leaked labels; attacks: {about['attacks']}.{lacking}{failed}\n"
     )
     head = [
         "defense", f"test {about['judged_by']}", "less none", "leak to cuts alone", "leak",
@@ -335,6 +394,7 @@ def bench_leaderboard(
     page: Path = Path("docs/results/leaderboard.md"),
     plan: bool = False,
     redraw: bool = False,
+    defenses: Sequence[str] | None = None,
 ) -> Sequence[dict[str, Any]]:
     """Run the missing cells of the reference grid, and write its page.
 
@@ -348,13 +408,14 @@ def bench_leaderboard(
         page: file of the page; its rows are in CSV files next to it.
         plan: only print the expected time and memory, without training.
         redraw: only write the page from stored rows, without training.
+        defenses: defenses to run, beside the undefended model; the stored rows of others stay.
     """
     tasks = TASKS if tasks is None else tasks
     for task in tasks:
         require_choice("task", task, TASKS)
     if redraw:
         return write_page(page, measured=False)
-    studies = {task: grid_of(task, attack, seeds) for task in tasks}
+    studies = {task: grid_of(task, attack, seeds, defenses) for task in tasks}
     for task, study in studies.items():
         seconds = SECONDS[task] * len(study.cells) / jobs
         seconds *= HEAVIER[task] if attack == "heavy" else 1
@@ -363,7 +424,7 @@ def bench_leaderboard(
     found: Sequence[dict[str, Any]] = []
     for task, study in () if plan else studies.items():
         played(study, out / task, jobs)
-        store_rows([out / task], page)
+        store_rows([out / task], page, some=defenses is not None)
         found = write_page(page)
     return found
 

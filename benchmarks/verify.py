@@ -157,25 +157,33 @@ class Asked:
 def of_leaderboard(asked: Asked) -> Iterator[Figure]:
     """Yield utility and strongest attack for the drawn rows of the leaderboard."""
     rows = records(asked.results / "leaderboard.csv")
-    known = [(row["task"], row["defense"]) for row in rows if row["defense"] != "none"]
-    for task, defenses in asked.of(known).items():
-        study = leaderboard.grid_of(task, "light", (0, 1, 2), defenses)
-        path = asked.out / "leaderboard" / task
-        played(study, path, asked.jobs)
-        again = {
-            (one["defense"], str(one["k"])): one
-            for one in leaderboard.standings_of(task, leaderboard.entries_of(path))
-        }
-        for row in rows:
-            if (row["task"], row["defense"]) not in {(task, one) for one in defenses}:
-                continue
-            other = again.get((row["defense"], row["k"]))
-            for what, width in (("utility", "utility"), ("reaches", "above")):
-                yield Figure(
-                    "leaderboard", task, row["defense"], f"{what}, k = {row['k']}",
-                    _estimate(row, what, width),
-                    None if other is None else _estimate(other, what, width),
-                )  # fmt: skip
+    known = [
+        (row["task"], (row["not_run"], row["defense"])) for row in rows if row["defense"] != "none"
+    ]
+    for task, pairs in asked.of(known).items():
+        for not_run, some in groupby(pairs, key=itemgetter(0)):
+            defenses = [defense for _, defense in some]
+            own = [row for row in rows if row["task"] == task and row["defense"] in defenses]
+            study = leaderboard.grid_of(task, "light", (0, 1, 2), defenses, not_run.split(", "))
+            path = asked.out / "leaderboard" / task
+            played(study, path, asked.jobs)
+            yield from _standings(task, own, path)
+
+
+def _standings(task: str, rows: Sequence[Mapping[str, str]], path: Path) -> Iterator[Figure]:
+    """Yield utility and strongest attack of some rows of the leaderboard."""
+    again = {
+        (one["defense"], str(one["k"])): one
+        for one in leaderboard.standings_of(task, leaderboard.entries_of(path))
+    }
+    for row in rows:
+        other = again.get((row["defense"], row["k"]))
+        for what, width in (("utility", "utility"), ("reaches", "above")):
+            yield Figure(
+                "leaderboard", task, row["defense"], f"{what}, k = {row['k']}",
+                _estimate(row, what, width),
+                None if other is None else _estimate(other, what, width),
+            )  # fmt: skip
 
 
 def _estimate(row: Mapping[str, object], what: str, width: str) -> Estimate:

@@ -5,6 +5,7 @@ import csv
 import pytest
 
 from benchmarks import leaderboard
+from vfl.core.text import csv_text
 
 TINY = """
 name = "tiny"
@@ -70,6 +71,14 @@ def test_a_page_says_what_each_defense_holds_against(ask, tmp_path, capsys):
     assert "failed" not in capsys.readouterr().err
     assert (folder / "page.md").read_text() == page
     ask(redraw=True)
+    assert (folder / "page.md").read_text() == page
+    file = folder / "page.csv"
+    file.write_text(csv_text(list(rows[0]), [row | {"not_run": "kmeans"} for row in rows]))
+    ask(redraw=True)
+    short = (folder / "page.md").read_text()
+    assert "Not all attacks were run on `layer_norm` on tiny." in short
+    assert "On 1 defenses, not run: kmeans." in short
+    ask(defenses=["layer_norm"])
     assert (folder / "page.md").read_text() == page
 
 
