@@ -19,9 +19,13 @@ training.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+from shutil import which
 from typing import Any, Literal
 
 from benchmarks import harness
@@ -116,6 +120,15 @@ def task_row(path: Path, entries: Sequence[LeaderboardEntry]) -> dict[str, Any]:
     }
 
 
+@cache
+def commit() -> str:
+    """Return the commit of this checkout; empty where there is no git."""
+    if which("git") is None:
+        return ""
+    command = ["git", "-C", str(EXAMPLES), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
 def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dict[str, Any]]:
     """Yield, as fractions, the strongest attack on each defense by number of leaked labels.
 
@@ -144,6 +157,8 @@ def standings_of(task: str, entries: Sequence[LeaderboardEntry]) -> Iterator[dic
                 "less_none_half_width": None if less is None else less.half_width,
                 "affordable": entry.affordable,
                 "not_run": "",
+                "date": str(datetime.now(UTC).date()),
+                "commit": commit(),
             }
 
 
@@ -347,6 +362,7 @@ def task_lines(board: Board, page: Path) -> Iterator[str]:
     about, chosen = board.about, board.defended[: LINES - 1]
     yield f"\n## {about['task']}\n"
     failed = f" Ended early: {_by_cause(about['failed'])}." if about["failed"] else ""
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in board.worst))
     lacking = "".join(
         f" On {len(some)} defenses, not run: {_briefly(not_run, about['attacks'])}."
         for not_run, some in board.lacking.items()
@@ -354,7 +370,7 @@ def task_lines(board: Board, page: Path) -> Iterator[str]:
     yield (
         f"{row_count(FOLDER / (about['task'] + '.toml'))} rows, {about['attacked']} of "
         f"{about['victims']} victims, {about['seeds']} seeds, {about['draws']} draws "
-        f"of leaked labels; attacks: {about['attacks']}.{lacking}{failed}\n"
+        f"of leaked labels, commit {commits}; attacks: {about['attacks']}.{lacking}{failed}\n"
     )
     head = [
         "defense", f"test {about['judged_by']}", "less none", "leak to cuts alone", "leak",

@@ -330,6 +330,11 @@ def test_the_leaderboard():
     summary = {
         row[0]: row for row in table_of("# Leaderboard: which defense holds against what", "task")
     }
+    page = (RESULTS / "leaderboard.md").read_text(encoding="utf-8")
+    for row in stored.values():
+        assert re.fullmatch("[0-9a-f]{8}", row["commit"])
+        text = page.split(f"## {row['task']}\n")[1].split("\n## ")[0]
+        assert row["commit"] in text.split("; attacks:")[0]
     for task in {task for task, _, _ in stored}:
         worst = {
             defense: max(
