@@ -144,11 +144,11 @@ def test_a_command_runs_in_the_worker_as_in_its_own_process(standing, folder, tm
     environment = {**os.environ, "TOLD": "by the caller"}
     said = []
     standing.popen(["session", str(tmp_path / "ready")])  # it takes a while to stand
-    eventually((tmp_path / "ready").exists)
+    eventually((tmp_path / "ready").exists, 240)
     for _ in range(2):
-        for _ in range(3):  # a busy machine may have no process for the worker's fork
+        for _ in range(3):  # on a busy machine, the worker may answer later than `hand_over` waits
             process = handing(folder, "tell", "7", cwd=tmp_path, env=environment, umask=0o027)
-            out, err = process.communicate("typed\n", timeout=60)
+            out, err = process.communicate("typed\n", timeout=240)
             if "code None" not in out:
                 break
         assert err.strip() == "aside", out

@@ -28,6 +28,7 @@ from served import CONTENT, Serving, predicted
 
 from vfl.config import Experiment
 from vfl.config.run_folder import RunFolder
+from vfl.core.errors import LostPeerError
 from vfl.serving.front import LeadSettings
 from vfl.serving.local import serve
 from vfl.training import run
@@ -126,10 +127,14 @@ def ask_page(port, token):
 
 
 def ask_hub(port, token):
-    from vfl.transport import Hello, TcpLink
+    from vfl.transport import Hello, TcpLink, Timeouts
 
-    TcpLink.connect("127.0.0.1", port, Hello("s", "ann", token, key="0" * 64)).close()
-    return True
+    patient = Timeouts(PATIENCE_S, PATIENCE_S, rejoin_window_s=PATIENCE_S)
+    hello = Hello("s", "ann", token, key="0" * 64)
+    with suppress(LostPeerError):
+        TcpLink.connect("127.0.0.1", port, hello, timeouts=patient).close()
+        return True
+    return False
 
 
 @contextmanager
