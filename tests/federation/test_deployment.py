@@ -522,6 +522,17 @@ def test_another_user_of_the_machine_reads_nothing_that_opens_a_port(running):
             assert (done.returncode, done.stdout) == (1, b""), path
 
 
+def test_every_port_refuses_tls_1_2(running):
+    for url, certificates in running.apis.values():
+        context = ssl.create_default_context(cafile=certificates / "ca.pem")
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with (
+            httpx.Client(verify=context) as client,
+            pytest.raises(httpx.ConnectError, match="rotocol"),
+        ):
+            client.post(url)
+
+
 def test_no_key_is_registered_without_a_name(running):
     headers = running.secret("SuperLink")
     for request in (RegisterNodeRequest(), RegisterNodeRequest(public_key=running.public)):

@@ -11,6 +11,7 @@ import time
 import pytest
 import uvicorn
 
+from vfl.federation.programs import _server
 from vfl.transport import Front, FrontLimits
 from vfl.transport.certificates import Authority
 from vfl.transport.front import _Held, welcome
@@ -172,6 +173,25 @@ def test_nothing_is_held_of_connections_that_have_ended(server, dial, held):
     while held._strangers or held._known:
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_every_server_of_the_federation_refuses_tls_1_2(tmp_path, certificate):
+    for name, content in (("cert", certificate.cert_pem), ("key", certificate.key_pem)):
+        (tmp_path / name).write_bytes(content)
+    files = tmp_path / "cert", tmp_path / "key"
+    server = _server(echo, {"log_config": None}, *files, lifespan="off")
+    listening = listen("127.0.0.1", 0)
+    server.start(listening, "vfl-superlink")
+    try:
+        for version, accepted in ((ssl.TLSVersion.TLSv1_2, False), (ssl.TLSVersion.TLSv1_3, True)):
+            context = ssl.create_default_context(cadata=certificate.ca_pem.decode())
+            context.minimum_version = context.maximum_version = version
+            with socket.create_connection(("127.0.0.1", listening.getsockname()[1]), 60) as plain:
+                refused = contextlib.nullcontext() if accepted else pytest.raises(ssl.SSLError)
+                with refused:
+                    context.wrap_socket(plain, server_hostname="127.0.0.1").close()
+    finally:
+        server.stop()
 
 
 def test_no_request_is_lost_while_certificates_of_seconds_are_renewed(tmp_path):

@@ -1,6 +1,7 @@
 """A look at a TLS server: what is wrong with it is told in words, by the certificate's own test."""
 
 import socket
+import ssl
 import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -9,8 +10,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from vfl.core.errors import AuthenticationError, ClockError, LostPeerError, UserError
+from vfl.core.errors import (
+    AuthenticationError,
+    ClockError,
+    LostPeerError,
+    ProtocolError,
+    UserError,
+)
 from vfl.transport import check_not_expired, check_server, session_certificate
+from vfl.transport.certificates import ServerCertificate
 
 EXPIRED_DAYS = -1 / 48  # certificates are valid from an hour before they are made
 
@@ -56,6 +64,26 @@ def test_a_server_with_a_bad_certificate(certificate, why):
             check_server("the SuperLink", address, certificate.ca_pem.decode())
         assert caught.value.where == address
     assert why in caught.value.got
+
+
+def test_a_ca_file_without_a_certificate():
+    with pytest.raises(AuthenticationError, match="certificate of the CA cannot be read"):
+        check_server("the SuperLink", "127.0.0.1:1", "no certificate")
+
+
+def test_a_server_with_an_old_tls_is_refused(monkeypatch):
+    """Every server of vfl has TLS 1.3; a server that has not may be an attacker's."""
+    certificate, own = session_certificate(["127.0.0.1"]), ServerCertificate.context
+
+    def old(self):
+        context = own(self)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        return context
+
+    monkeypatch.setattr(ServerCertificate, "context", old)
+    with serving(certificate) as address, pytest.raises(ProtocolError):
+        check_server("the SuperLink", address, certificate.ca_pem.decode())
 
 
 def test_nobody_there():

@@ -361,20 +361,10 @@ def _server(
     key: Path,
     lifespan: Literal["on", "off"] = "on",
 ) -> Any:
-    import uvicorn
+    from vfl.transport.http import HttpServer, http_config
 
-    from vfl.transport.http import HttpServer
-
-    config = uvicorn.Config(
-        guard,
-        lifespan=lifespan,
-        access_log=False,  # with an access log, each poll would write a line
-        proxy_headers=False,  # with proxy headers enabled, a client could forge its address
-        server_header=False,
-        log_config=options["log_config"],
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
-    )
+    log = {"log_config": options["log_config"], "log_level": None}
+    config = http_config(guard, certificate, key, lifespan=lifespan, **log)
     return HttpServer(config, signals=False)  # `_serve_superlink` handles signals
 
 
@@ -480,15 +470,20 @@ def supernode() -> None:
     sys.argv += ["--superexec-auth-secret-file", str(api.superexec_secret)]
     sys.argv += ["--ssl-ca-certfile", str(api.ca)]
     sys.argv += ["--ssl-certfile", str(api.certificate), "--ssl-keyfile", str(api.key)]
-    from vfl.transport.http import HttpServer
+    from uvicorn.config import LOGGING_CONFIG
 
-    uvicorn, bell = command.uvicorn, Bell()
+    from vfl.transport.http import HttpServer, http_config
+
+    bell = Bell()
     sessions = SessionsAtOnce(internal._push_messages, bell)
 
     def configure(app: Any, **options: Any) -> Any:
         guard = local_guard(app, RUNTIME_ROUTES, api.secret, bell=bell)
         api.listens_on(options["port"])
-        return uvicorn.Config(guard, **options, proxy_headers=False, server_header=False)
+        files = options.pop("ssl_certfile"), options.pop("ssl_keyfile")
+        return http_config(
+            guard, *files, lifespan="auto", log_config=LOGGING_CONFIG, log_level=None, **options
+        )
 
     command.uvicorn = SimpleNamespace(Config=configure, Server=HttpServer)
     internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, POLL_S)))

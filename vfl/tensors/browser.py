@@ -108,7 +108,7 @@ class Pages:
 
     def __init__(self) -> None:
         try:
-            import uvicorn
+            import uvicorn  # noqa: F401
             import websockets  # noqa: F401
             from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
             from fastapi.responses import HTMLResponse, Response
@@ -120,7 +120,7 @@ class Pages:
             ) from None
         import anyio.from_thread
 
-        from vfl.transport.http import HttpServer
+        from vfl.transport.http import HttpServer, http_config
 
         app = FastAPI(openapi_url=None)
         self._links: dict[str, PageLink] = {}
@@ -153,10 +153,7 @@ class Pages:
         socket.__annotations__["websocket"] = WebSocket
         app.add_api_route("/{token}", page, response_class=HTMLResponse)
         app.add_api_websocket_route("/{token}/socket", socket)
-        config = uvicorn.Config(
-            app, log_level="critical", ws_max_size=LIMIT_BYTES, access_log=False,
-            ws="websockets-sansio", proxy_headers=False,
-        )  # fmt: skip
+        config = http_config(app, ws="websockets-sansio", ws_max_size=LIMIT_BYTES)
         listening = listen("127.0.0.1", 0)
         self._port = listening.getsockname()[1]
         self._server = HttpServer(config)

@@ -40,9 +40,15 @@ _START_S, _TICK_S = 10.0, 0.01
 
 
 def http_config(
-    app: Any, certificate: str | None, key: str | None, client_ca: str | None = None
+    app: Any,
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
+    client_ca: str | None = None,
+    **options: Any,
 ) -> uvicorn.Config:
     """Return the uvicorn configuration of vfl's HTTP servers: no access log, TLS 1.3 only.
+
+    Proxy headers stay disabled, because a client could forge its address with them.
 
     Args:
         app: an ASGI application.
@@ -50,20 +56,24 @@ def http_config(
         key: PEM file of the certificate's private key.
         client_ca: PEM file of the CA that must have signed clients' certificates; None requires no
             client certificate.
+        options: other options of `uvicorn.Config`; they replace the options of this function.
     """
+    own: dict[str, Any] = {
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        "log_level": "critical",
+        "access_log": False,
+    }
     config = uvicorn.Config(
         app,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="critical",
-        access_log=False,
         server_header=False,
         proxy_headers=False,
         ssl_certfile=certificate,
         ssl_keyfile=key,
         ssl_ca_certs=client_ca,
         ssl_cert_reqs=ssl.CERT_REQUIRED if client_ca else ssl.CERT_NONE,
+        **{**own, **options},
     )
     if certificate is not None:
         config.load()

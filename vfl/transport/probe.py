@@ -22,7 +22,7 @@ from vfl.core.errors import (
     VFLError,
 )
 from vfl.transport.proxies import connect
-from vfl.transport.stream import family_of
+from vfl.transport.stream import client_context, family_of
 
 #: Largest number of seconds by which a SuperNode's clock may be behind the SuperLink's clock, and
 #: largest number of seconds by which it may be ahead of it; Flower refuses the signatures of other
@@ -71,7 +71,7 @@ def check_server(name: str, address: str, ca_pem: str, *, clock: bool = False) -
         LostPeerError: no server answers at the address.
     """
     where = parse_address(address)
-    with _explained(name, where), closing(_connect(where, ca_pem)) as connection:
+    with _explained(name, where, ca_pem), closing(_connect(where, ca_pem)) as connection:
         if clock and (theirs := _time_at(connection)):
             check_clocks(name, address, datetime.now(UTC), theirs, AHEAD_TOLERANCE_S)
 
@@ -84,7 +84,7 @@ def probe_https(name: str, address: Address, ca_pem: str) -> Probe:
     Raises:
         PeerError: see `check_server`.
     """
-    with _explained(name, address):
+    with _explained(name, address, ca_pem):
         started = time.monotonic()
         with connect(*address, _PATIENCE_S):
             connect_s = time.monotonic() - started
@@ -173,16 +173,14 @@ def check_clocks(
     )
 
 
-def _connect(address: Address, ca_pem: str | None) -> http.client.HTTPSConnection:
+def _connect(address: Address, ca_pem: str, *, proven: bool = True) -> http.client.HTTPSConnection:
     """Connect to a server.
 
-    If no CA is given, accept every server, whose answers are then not authenticated.
+    With `proven=False`, accept every server; its answers are then not authenticated.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if ca_pem is None:
+    context = client_context(ca_pem.encode())
+    if not proven:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    else:
-        context.load_verify_locations(cadata=ca_pem)
     connection = http.client.HTTPSConnection(*address)
     plain = connect(*address, _PATIENCE_S)
     try:
@@ -194,12 +192,12 @@ def _connect(address: Address, ca_pem: str | None) -> http.client.HTTPSConnectio
 
 
 @contextmanager
-def _explained(name: str, address: Address) -> Iterator[None]:
+def _explained(name: str, address: Address, ca_pem: str) -> Iterator[None]:
     where = str(address)
     try:
         yield
     except ssl.SSLCertVerificationError as problem:
-        if problem.verify_code in _OUT_OF_TIME and (theirs := _unproven_time(address)):
+        if problem.verify_code in _OUT_OF_TIME and (theirs := _unproven_time(address, ca_pem)):
             check_clocks(name, where, datetime.now(UTC), theirs)
         raise AuthenticationError(
             f"the certificate of {name} is not accepted",
@@ -240,10 +238,10 @@ def _time_at(connection: http.client.HTTPSConnection) -> datetime | None:
         return None
 
 
-def _unproven_time(address: Address) -> datetime | None:
+def _unproven_time(address: Address, ca_pem: str) -> datetime | None:
     """Return the clock time that a server reports; the server is not authenticated."""
     try:
-        with closing(_connect(address, None)) as connection:
+        with closing(_connect(address, ca_pem, proven=False)) as connection:
             return _time_at(connection)
     except (VFLError, OSError):
         return None

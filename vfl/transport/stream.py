@@ -540,7 +540,7 @@ def client_context(ca_pem: bytes, route: str = "") -> ssl.SSLContext:
     try:
         context.load_verify_locations(cadata=ca_pem.decode())
     except (ssl.SSLError, ValueError) as error:
-        raise AuthenticationError("the CA certificate of the session cannot be read") from error
+        raise AuthenticationError("the certificate of the CA cannot be read") from error
     if route:
         context.set_alpn_protocols([route])
     return context
