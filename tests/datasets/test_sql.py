@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from vfl.core.errors import DataError, MissingDataError
-from vfl.core.storage import database_beside
+from vfl.core.sources import database_beside
 from vfl.datasets import Dealing, OwnTable, TableFormat, load_own
 from vfl.datasets.describe import describe
 from vfl.datasets.files import Spill, column_names, read_table

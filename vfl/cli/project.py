@@ -395,7 +395,7 @@ def _table(
         lines: lines of text that describe each column.
         has_inputs: whether columns of the table become inputs.
     """
-    from vfl.core.storage import database_beside, is_database
+    from vfl.core.sources import database_beside, is_database
     from vfl.federation.project import Table
 
     place = str(Path(source).resolve())
@@ -450,7 +450,8 @@ def _write_party_file(found: dict[str, Table], label: str, others: object) -> No
     from vfl.config import PartyFile
     from vfl.config.toml import check
     from vfl.core.errors import ConfigError, RunFolderError
-    from vfl.core.storage import is_database, write_text
+    from vfl.core.sources import is_database
+    from vfl.core.storage import write_text
     from vfl.federation.project import party_text
 
     if len(found) != 1 or others:

@@ -24,7 +24,7 @@ from vfl.config.toml import (
     read_toml,
     several,
 )
-from vfl.core.storage import is_named_set
+from vfl.core.sources import is_named_set
 
 ALIGNMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 PARTY_NAME = r"^[a-z][a-z0-9_-]{0,31}$"

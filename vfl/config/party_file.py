@@ -39,7 +39,8 @@ from vfl.config.toml import (
 )
 from vfl.core.address import Address, is_loopback, parse_address
 from vfl.core.errors import ConfigError
-from vfl.core.storage import close_to_others, database_beside, is_database, sweep
+from vfl.core.sources import database_beside, is_database
+from vfl.core.storage import close_to_others, sweep
 
 MAX_RANKS = 64
 ThreadCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]

@@ -36,7 +36,7 @@ from vfl.config.party_file import OwnData, PartyFile
 from vfl.config.toml import Rule, Settings, mistakes_of, raise_mistakes
 from vfl.core.errors import ConfigError
 from vfl.core.products import takes_missing_rows
-from vfl.core.storage import is_database, is_loader, is_named_set, is_object, may_be_csv
+from vfl.core.sources import is_database, is_loader, is_named_set, is_object, may_be_csv
 
 #: A setting that has no effect, and the reason.
 Idle = tuple[str, str]

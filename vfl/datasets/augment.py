@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from vfl.core.errors import DataError, SpecError
 from vfl.core.registry import Registry, imported, parts, require_range
-from vfl.core.storage import is_loader
+from vfl.core.sources import is_loader
 
 Change = Callable[[Tensor], Tensor]
 

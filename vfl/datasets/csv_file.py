@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl.core.errors import DataError
-from vfl.core.storage import may_be_csv
+from vfl.core.sources import may_be_csv
 from vfl.core.text import printable
 from vfl.datasets.cells import read_with, whole_numbers_of
 from vfl.datasets.encodings import encoding_of, marked, wide

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from vfl.core.errors import ConfigError, DataError, MisalignedError
-from vfl.core.storage import is_database
+from vfl.core.sources import is_database
 from vfl.core.text import printable
 from vfl.datasets.alignment.join import align
 from vfl.datasets.alone import Truth, sampled, scores

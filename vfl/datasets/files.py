@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 from vfl.core.errors import DataError, MissingDataError, nearest
 from vfl.core.registry import imported
-from vfl.core.storage import is_database, is_loader, is_object
+from vfl.core.sources import is_database, is_loader, is_object
 from vfl.datasets.cells import plain
 from vfl.datasets.csv_file import CsvRows, text_encoding, written_otherwise
 from vfl.datasets.repeats import one_row_each

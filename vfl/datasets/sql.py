@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from vfl.core.errors import DataError, MissingDataError
-from vfl.core.storage import ADBC, DUCKDB, SQLITE
+from vfl.core.sources import ADBC, DUCKDB, SQLITE
 from vfl.datasets.cells import of_values
 
 #: Databases whose ADBC driver takes an address.

@@ -24,7 +24,8 @@ from typing import Any
 from vfl.config import to_toml
 from vfl.core.errors import ConfigError, DataError, RunFolderError
 from vfl.core.registry import loaded_plugins
-from vfl.core.storage import check_format, is_loader, read_json, stamp, write_json, write_text
+from vfl.core.sources import is_loader
+from vfl.core.storage import check_format, read_json, stamp, write_json, write_text
 from vfl.experiments.cells import Cell, GridFolder
 from vfl.experiments.provenance import provenance
 from vfl.experiments.results import LoadedGrid

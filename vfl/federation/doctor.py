@@ -32,7 +32,8 @@ from vfl.config import PartyFile, read_party_file
 from vfl.core.address import Address, parse_address
 from vfl.core.errors import PeerError, RunFolderError
 from vfl.core.processes import usable_cores
-from vfl.core.storage import existing_folder, is_database
+from vfl.core.sources import is_database
+from vfl.core.storage import existing_folder
 from vfl.core.version import VERSION
 from vfl.federation.project import LabelFolder, node_parties
 from vfl.transport.certificates import ends_soon, fingerprint

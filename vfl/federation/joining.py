@@ -18,7 +18,8 @@ from vfl.config.edit import Edit, with_settings, without_keys
 from vfl.config.toml import check
 from vfl.config.validate import UNNAMED_ALIGNMENT
 from vfl.core.errors import ConfigError, MissingDataError
-from vfl.core.storage import database_beside, is_database, is_loader, write_bytes, write_text
+from vfl.core.sources import database_beside, is_database, is_loader
+from vfl.core.storage import write_bytes, write_text
 from vfl.datasets.describe import TableReport, describe
 from vfl.federation.project import RULES_OF_NUMBERS, LabelFolder, with_notes
 from vfl.session.secure_mode import third_party

@@ -23,7 +23,8 @@ from vfl.config.experiment import PartySettings
 from vfl.config.run_folder import RunFolder
 from vfl.config.validate import is_file_of_party, refuse
 from vfl.core.errors import ConfigError, DisagreementError, TrainedRowsError, VFLError
-from vfl.core.storage import is_database, joint_digest, locked, weights_digest
+from vfl.core.sources import is_database
+from vfl.core.storage import joint_digest, locked, weights_digest
 from vfl.datasets import (
     Dealing,
     Encoder,

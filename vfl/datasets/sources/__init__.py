@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from vfl.core.errors import BadOptionError, SpecError
 from vfl.core.registry import Registry, parse, parts
-from vfl.core.storage import is_named_set
+from vfl.core.sources import is_named_set
 from vfl.datasets.sources.base import Bundled, DataSource, Request, SetFormat
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from vfl.core.errors import (
     RunFolderError,
     UserError,
 )
+from vfl.core.sources import is_database
 from vfl.core.storage import (
-    is_database,
     locked,
     read_bytes,
     worker_of,
