@@ -46,6 +46,7 @@ from vfl.datasets.alignment.positions import (
     last_versions,
     versions,
 )
+from vfl.datasets.table import ID_UNIT
 from vfl.models.features import features_folder
 from vfl.session.store.party_folder import (
     EXPLANATIONS,
@@ -61,7 +62,6 @@ from vfl.session.terms import Terms
 
 PREDICTIONS = "predictions.csv"
 _MOST_BYTES = 1 << 26  # largest size in bytes of a file that lists the ids to forget
-_UNIT = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ def read_list(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise DataError("the list of ids is not UTF-8 text", where=str(path)) from None
-    found = dict.fromkeys(line.strip().replace("\t", _UNIT) for line in lines if line.strip())
+    found = dict.fromkeys(line.strip().replace("\t", ID_UNIT) for line in lines if line.strip())
     if not found:
         raise DataError("the list of ids is empty", where=str(path), want="one id on each line")
     return list(found)
@@ -319,7 +319,7 @@ class _Wanted:
         }
         texts = np.array(ids, dtype=object)
         alike = {spec: set(normalise(texts, spec)) for spec in rules | {"plain"}}
-        return cls({one.replace(_UNIT, " ") for one in ids}, tuple(sorted(rules)), alike)
+        return cls({one.replace(ID_UNIT, " ") for one in ids}, tuple(sorted(rules)), alike)
 
     def among(self, ids: np.ndarray) -> np.ndarray:
         """Return a mask: which of these ids of a table are in the list of ids to forget."""
@@ -335,7 +335,7 @@ class _Wanted:
             tables: for each table, the spellings of those of its ids that are to be forgotten.
         """
         for spelled in tables:
-            self.plain |= {one.replace(_UNIT, " ") for one in spelled}
+            self.plain |= {one.replace(ID_UNIT, " ") for one in spelled}
         self.plain |= {str(int(one)) for one in self.plain if one.isascii() and one.isdigit()}
 
     def has(self, text: str) -> bool:
@@ -512,7 +512,7 @@ def withdraw(party: PartyFile, terms: Terms, places: Collection[int]) -> None:
     ids = _ids_of(party, predicted=predicted)
     if alignment.table == ids_digest(ids):
         gone = np.setdiff1d(alignment.positions, shorter.positions)
-        texts = [one.replace(_UNIT, " ") for one in ids[gone[gone >= 0]]]
+        texts = [one.replace(ID_UNIT, " ") for one in ids[gone[gone >= 0]]]
         for run in sorted((party.store_path / "runs").glob("*")):
             _mark(part_of(run, party), texts)
     shorter.keep(alignment_folder(party, terms))
