@@ -9,7 +9,8 @@ from torch import nn
 
 from vfl import compression, defenses, models
 from vfl.core.seeds import Secret
-from vfl.session.exchange import CutTerms, Draws, LabelEnd, Own
+from vfl.session.exchange import CutTerms, LabelEnd, Own
+from vfl.session.passes import Draws
 from vfl.transport import local_pair
 
 SECRET = Secret.of_simulation(0, "bank")

@@ -20,15 +20,8 @@ from vfl.privacy.dpsgd import PrivateHalf
 from vfl.privacy.premise import Forward, require_rows_apart
 from vfl.session import EarlyStopping, Exchange, Terms, secure_mode
 from vfl.session.dp_plan import PrivacyPlan, RowsAtBranches, refuse_beside_dp
-from vfl.session.exchange import (
-    CutTerms,
-    FeatureEnd,
-    LocalSteps,
-    Own,
-    TrainedParty,
-    lasting,
-    refuse_augment,
-)
+from vfl.session.exchange import CutTerms, FeatureEnd, Own, TrainedParty, lasting, refuse_augment
+from vfl.session.passes import LocalSteps
 from vfl.session.schedule import QUERY_ROWS, own_rows
 from vfl.session.secure_mode import FeatureRound
 from vfl.session.threads import step_of

@@ -33,8 +33,8 @@ from vfl.session.exchange import (
     LabelEnd,
     Own,
     Stateful,
-    set_training,
 )
+from vfl.session.passes import set_training
 
 
 class _Model(nn.Module):

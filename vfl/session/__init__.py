@@ -1,9 +1,9 @@
 """A session: the agreed terms, both endpoints of an exchange, and the files of a party.
 
 The modules `terms`, `rules`, `schedule`, `consent`, `ranges` and `handshake` define a session and
-check it before it starts. The modules `exchange` and `label` compute the exchanges for training and
-for queries. The modules `store` and `trace` read and write a party's files. The module `ranks`
-divides the work of one party among several processes.
+check it before it starts. The modules `exchange`, `passes` and `label` compute the exchanges for
+training and for queries. The modules `store` and `trace` read and write a party's files. The module
+`ranks` divides the work of one party among several processes.
 """
 
 from __future__ import annotations

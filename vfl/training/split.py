@@ -27,7 +27,8 @@ from vfl.core.seeds import Secret, scoped
 from vfl.core.traffic import Ledger
 from vfl.defenses.base import LabelKind, Undefended
 from vfl.privacy import PrivacyStatement
-from vfl.session.exchange import Draws, check_finite, check_shape, secret_of_end
+from vfl.session.exchange import check_finite, check_shape, secret_of_end
+from vfl.session.passes import Draws
 from vfl.training.specs import checked
 
 _LABEL = "label"

@@ -42,18 +42,13 @@ from vfl.session.exchange import (
     SUM,
     CutReceiver,
     CutTerms,
-    Draws,
     LabelEnd,
-    LocalSteps,
     Own,
     Stateful,
     TrainedParty,
     check_finite,
     check_shape,
-    drop_gradients,
-    filled,
     refuse_augment,
-    set_training,
 )
 from vfl.session.label.missing import MissingCuts, PartialCuts
 from vfl.session.label.task import (
@@ -64,6 +59,7 @@ from vfl.session.label.task import (
     batch_weights,
     training_weights,
 )
+from vfl.session.passes import Draws, LocalSteps, drop_gradients, filled, set_training
 from vfl.session.ranks import group
 from vfl.session.secure_mode import Revealed
 from vfl.session.threads import step_of
