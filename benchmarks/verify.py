@@ -2,6 +2,7 @@
 
     make verify-claims                                            # a tenth
     python -m benchmarks.verify --pages frontier --tasks bank --share 0.02 --draw 3
+    python -m benchmarks.verify --plan                 # what is drawn; nothing is trained
 
 The program draws a random fraction of the trained rows of each page in `PAGES`. The program trains
 these rows again with the seeds of the page, and attacks them. Trainings that were repeated before
@@ -19,7 +20,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
@@ -130,36 +131,60 @@ def drawn(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Arguments of a verification.
+    """Arguments of the verification of a page.
 
     Attributes:
+        page: name of the page.
         tasks: names of tasks; if empty, all tasks.
         share, draw: see `drawn`.
         jobs: number of simultaneous trainings.
         out: folder for the trainings.
         results: folder that has the pages.
+        plan: whether the drawn trainings are only listed.
     """
 
+    page: str
     tasks: Sequence[str]
     share: float
     draw: int
     jobs: int
     out: Path
     results: Path
+    plan: bool
 
-    def of(self, known: Sequence[tuple[str, Trained]]) -> dict[str, list[Trained]]:
-        """Return the trainings of a page that the random draw selects."""
-        return drawn(
-            [one for one in known if not self.tasks or one[0] in self.tasks], self.share, self.draw
-        )
+    def of(self, known: Iterable[tuple[str, Trained, Hashable]]) -> dict[str, list[Trained]]:
+        """Return what the random draw selects of a page; nothing if it is only listed.
+
+        Args:
+            known: task, what is drawn, and a name of a training that it requires. Trainings of the
+                same task with the same name are one training.
+        """
+        trainings: dict[tuple[str, Trained], set[Hashable]] = {}
+        for task, one, training in known:
+            if not self.tasks or task in self.tasks:
+                trainings.setdefault((task, one), set()).add((task, training))
+        chosen = drawn(list(trainings), self.share, self.draw)
+        named = [(task, one) for task, some in chosen.items() for one in some]
+        count = len(set().union(*(trainings[one] for one in named)))
+        harness.say(f"{self.page}: {len(named)} of {len(trainings)} drawn, {count} trainings")
+        if not self.plan:
+            return chosen
+        for task, one in named:
+            parts = one if isinstance(one, tuple) else (one,)
+            harness.say("  ".join(["", task, *filter(None, parts)]))
+        return {}
 
 
 def of_leaderboard(asked: Asked) -> Iterator[Figure]:
     """Yield utility and strongest attack for the drawn rows of the leaderboard."""
     rows = records(asked.results / "leaderboard.csv")
-    known = [
-        (row["task"], (row["not_run"], row["defense"])) for row in rows if row["defense"] != "none"
-    ]
+    known = (
+        (row["task"], (row["not_run"], row["defense"]), (row["defense"], adversary, victim))
+        for row in rows
+        if row["defense"] != "none"
+        for adversary in ("honest", "tampering")
+        for victim in range(int(row["victims"]))
+    )
     for task, pairs in asked.of(known).items():
         for not_run, some in groupby(pairs, key=itemgetter(0)):
             defenses = [defense for _, defense in some]
@@ -196,9 +221,7 @@ def of_frontier(asked: Asked) -> Iterator[Figure]:
     """Yield utility and all attacks for the drawn defenses of the frontier."""
     rows = stored(asked.results / "frontier.csv", frontier.COLUMNS)
     rows = rows[rows.family != frontier.NO_MODEL]
-    known: list[tuple[str, str]] = list(
-        rows[["task", "defense"]].itertuples(index=False, name=None)
-    )
+    known = zip(rows.task, rows.defense, rows.defense + rows.seed.astype(str), strict=True)
     for task, defenses in asked.of(known).items():
         own = rows[(rows.task == task) & rows.defense.isin(defenses)]
         study = study_of(
@@ -227,7 +250,9 @@ def _compared(
 def of_columns(asked: Asked) -> Iterator[Figure]:
     """Yield utility and the leakage of each column for the drawn protections."""
     rows = read_rows(asked.results / "columns.csv", columns.ColumnRow)
-    for task, protections in asked.of([(row.task, row.protection) for row in rows]).items():
+    for task, protections in asked.of(
+        (row.task, row.protection, (row.protection, row.seed)) for row in rows
+    ).items():
         own = [row for row in rows if row.task == task and row.protection in protections]
         again = columns.bench_columns(
             [task], protections, sorted({row.seed for row in own}), jobs=asked.jobs,
@@ -254,7 +279,9 @@ def _read(rows: Sequence[columns.ColumnRow], protection: str, what: str) -> Esti
 def of_tops(asked: Asked) -> Iterator[Figure]:
     """Yield the utility of other top models for the drawn label-free bottoms."""
     rows = read_rows(asked.results / frontier_tops.FILE, frontier_tops.TopRow)
-    for task, bottoms in asked.of([(row.task, row.defense) for row in rows]).items():
+    for task, bottoms in asked.of(
+        (row.task, row.defense, (row.defense, row.seed)) for row in rows
+    ).items():
         for bottom in bottoms:
             own = [row for row in rows if (row.task, row.defense) == (task, bottom)]
             again = frozen_tops.bench_tops(
@@ -273,9 +300,7 @@ def _top(rows: Sequence[frontier_tops.TopRow], key: tuple[str, str, str]) -> Est
 def of_trees(asked: Asked) -> Iterator[Figure]:
     """Yield utility and all attacks for the drawn trees."""
     rows = _of_trees(read_rows(asked.results / "trees_attacks.csv", trees.AttackRow))
-    known: list[tuple[str, str]] = list(
-        rows[["task", "defense"]].itertuples(index=False, name=None)
-    )
+    known = zip(rows.task, rows.defense, rows.defense + rows.seed.astype(str), strict=True)
     for task, models in asked.of(known).items():
         own = rows[(rows.task == task) & rows.defense.isin(models)]
         study = study_of(trees.FOLDER / f"{task}.toml", seeds=sorted({*own.seed}))
@@ -292,7 +317,12 @@ def _of_trees(rows: Sequence[trees.AttackRow]) -> pd.DataFrame:
 def of_labels(asked: Asked) -> Iterator[Figure]:
     """Yield drawn attacks on drawn defenses, for every number of leaked labels."""
     rows = {name: records(asked.results / f"{name}.csv") for name in GRIDS}
-    known = [(name, (r["defense"], r["attack"])) for name, own in rows.items() for r in own]
+    known = (
+        (name, (r["defense"], r["attack"]), (r["defense"], victim))
+        for name, own in rows.items()
+        for r in own
+        for victim in range(int(r["victims"]))
+    )
     for name, pairs in asked.of(known).items():
         file, overrides = GRIDS[name]
         for defense, some in groupby(pairs, key=itemgetter(0)):
@@ -338,7 +368,12 @@ def of_training(asked: Asked) -> Iterator[Figure]:
     def key(row: Mapping[str, str]) -> tuple[str, str, str, str]:
         return row["file"], row["overrides"], row["training"], row["adversary"]
 
-    for task, trainings in asked.of([(row["task"], key(row)) for row in rows]).items():
+    known = (
+        (row["task"], key(row), (key(row), victim))
+        for row in rows
+        for victim in range(int(row["victims"]))
+    )
+    for task, trainings in asked.of(known).items():
         for file, overrides, training, adversary in trainings:
             one = (file, overrides, training, adversary)
             own = [row for row in rows if (row["task"], key(row)) == (task, one)]
@@ -363,12 +398,11 @@ def _name(overrides: str) -> str:
 def of_codecs(asked: Asked) -> Iterator[Figure]:
     """Yield quality and bytes for the drawn trainings of the comparisons of codecs."""
     rows = {name: records(asked.results / f"{name}.csv") for name in COMPARISONS}
-    known = [
-        (name, (r["variant"], r["codec"], r["repeat"]))
+    known = (
+        (name, one, one)
         for name, own in rows.items()
-        for r in own
-        if not r["failure"]
-    ]
+        for one in ((r["variant"], r["codec"], r["repeat"]) for r in own if not r["failure"])
+    )
     for name, trainings in asked.of(known).items():
         file = EXAMPLES / "thesis" / f"{name}.toml"
         study = plan_study("compare", *read_checked(file, source_of(file)))
@@ -405,11 +439,11 @@ def of_published(asked: Asked) -> Iterator[Figure]:
     rows = [json.loads(line) for line in text.splitlines()]
     if not find_spec("tenseal"):
         rows = [row for row in rows if "by BFV" not in row.get("mode", "")]
-    known = [
-        (row["bench"], row["command"])
+    known = (
+        (row["bench"], row["command"], row["command"])
         for row in rows
         if _SENT.intersection(row) and "--network tun" not in row["command"]
-    ]
+    )
     for bench, commands in asked.of(known).items():
         for command in commands:
             given = subprocess.run(
@@ -460,6 +494,7 @@ def bench_verify(
     jobs: int = 2,
     out: Path = Path("runs/verify"),
     results: Path = Path("docs/results"),
+    plan: bool = False,
 ) -> list[Figure]:
     """Train and attack a random fraction of the pages' rows again, and compare the results.
 
@@ -471,20 +506,29 @@ def bench_verify(
         jobs: number of simultaneous trainings, each in its own process.
         out: folder for the trainings.
         results: folder that has the pages and their rows.
+        plan: only list what is drawn, with each page's number of trainings (undefended models that
+            are trained for comparison are not counted).
     """
     found = []
     for page in pages:
         require_choice("page", page, tuple(PAGES))
-        for one in PAGES[page](Asked(tasks, share, draw, jobs, out / f"{draw}", results)):
-            harness.say(str(one))
+        asked = Asked(page, tasks, share, draw, jobs, out / f"{draw}", results, plan)
+        for count, one in enumerate(PAGES[page](asked), 1):
+            harness.say(f"{count:>4}  {one}")
             found.append(one)
     return found
 
 
 def shown(found: Sequence[Figure]) -> str:
-    """Return the results that are not confirmed, and the number of confirmed results."""
-    fallen = [str(one) for one in found if not one.holds]
-    return "\n".join([*fallen, f"{len(found) - len(fallen)} of {len(found)} figures hold"])
+    """Return the results that are not confirmed, and the number of confirmed results by page."""
+    if not found:
+        return "no figure was repeated"
+    lines = [str(one) for one in found if not one.holds]
+    for page in dict.fromkeys(one.page for one in found):
+        own = [one.holds for one in found if one.page == page]
+        lines.append(f"{page}: {sum(own)} of {len(own)} figures hold")
+    holding = sum(one.holds for one in found)
+    return "\n".join([*lines, f"{holding} of {len(found)} repeated figures hold"])
 
 
 def main() -> None:

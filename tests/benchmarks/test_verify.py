@@ -1,8 +1,10 @@
 """Rows of pages again: what is drawn, what holds, and once from end to end."""
 
 import json
+import re
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -49,6 +51,33 @@ def test_a_draw_is_a_share_of_all_and_another_number_draws_others():
     assert all(
         (task, one) in known for each in found for task, some in each.items() for one in some
     )
+
+
+def test_a_plan_lists_what_is_drawn_and_trains_nothing(tmp_path, capsys):
+    pages = [page for page in verify.PAGES if page != "published"]
+    assert verify.bench_verify(pages, out=tmp_path / "runs", results=RESULTS, plan=True) == []
+    said = capsys.readouterr().err
+    rows = [row for row in records(RESULTS / "frontier.csv") if row["family"] != "no model"]
+    defenses = {(row["task"], row["defense"]) for row in rows}
+    drawn = re.search(rf"^frontier: (\d+) of {len(defenses)} drawn, (\d+) trainings$", said, re.M)
+    assert drawn is not None
+    listed = said[drawn.end() :].split("columns: ")[0].split("\n")[1:-1]
+    named = {tuple(line.split()) for line in listed}
+    assert named < defenses
+    assert len(named) == int(drawn[1])
+    trained = {(row["task"], row["defense"], row["seed"]) for row in rows}
+    assert int(drawn[2]) == sum(one[:2] in named for one in trained)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_end_says_how_many_figures_of_each_page_hold():
+    found = [figure(0.6), figure(0.65), replace(figure(0.6), page="trees")]
+    *fallen, frontier, trees, whole = verify.shown(found).split("\n")
+    assert fallen == [str(found[1])]
+    assert frontier == "frontier: 1 of 2 figures hold"
+    assert trees == "trees: 1 of 1 figures hold"
+    assert whole == "2 of 3 repeated figures hold"
+    assert verify.shown([]) == "no figure was repeated"
 
 
 def test_bytes_of_a_command_are_compared_and_times_are_not(monkeypatch, tmp_path):
