@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -172,9 +173,8 @@ def _in_both(
     for _ in range(repeats + 1):
         for device in (torch.device("cpu"), card):
             if device is not None:
-                began = time.perf_counter()
-                call(device)
-                took.setdefault(device, []).append(1000 * (time.perf_counter() - began))
+                seconds = harness.timed(partial(call, device), time.perf_counter)
+                took.setdefault(device, []).append(1000 * seconds)
     middle = {device: median(times[1:]) for device, times in took.items()}
     return ProductRow(work, middle[torch.device("cpu")], middle[card] if card else None)
 

@@ -432,16 +432,13 @@ def _tokens(mode: str, form: Form, prompts: int, wan: Wan | None) -> DecoderRow:
                 seen.append(scores.sort().values)
                 return int(scores.argmax())
 
-            began = time.process_time()
-            hidden.deal(len(text), 1)
-            dealt.append(time.process_time() - began)
-            began = time.process_time()
-            (token,) = hidden.generate(text, 1, pick)
-            times.append(time.process_time() - began)
-            began = time.process_time()
-            with torch.no_grad(), cached(model):
+            dealt.append(harness.timed(partial(hidden.deal, len(text), 1)))
+            with harness.measured() as generating:
+                (token,) = hidden.generate(text, 1, pick)
+            with harness.measured() as plain, torch.no_grad(), cached(model):
                 logits = model(torch.tensor([text]))[0, -1]
-            plain_times.append(time.process_time() - began)
+            times.append(generating.cpu_s)
+            plain_times.append(plain.cpu_s)
             same += token == int(logits.argmax())
             errors.append(float((seen[0] - logits.double().sort().values).abs().max()))
         online, frames = _sent(hidden.traffic(), "online")
@@ -449,9 +446,7 @@ def _tokens(mode: str, form: Form, prompts: int, wan: Wan | None) -> DecoderRow:
         if wan is not None:
             hidden.deal(len(texts[0]), 1)
             _over(hidden.parties, wan)
-            clock = time.perf_counter()
-            hidden.generate(texts[0], 1)
-            wan_s = time.perf_counter() - clock
+            wan_s = harness.timed(partial(hidden.generate, texts[0], 1), time.perf_counter)
     one = Played(
         [],
         median(times),

@@ -8,7 +8,6 @@ little.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -99,10 +98,9 @@ def _turn(data: Any, bottom: str, dp: dict[str, Any] | None, epochs: int) -> tup
         }
     )
     session = LocalSession(settings, data, outputs=10)
-    started = time.process_time()
-    session.run()
+    seconds = harness.timed(session.run)
     steps = session.label.progress.train_steps
-    return 1000 * (time.process_time() - started) / steps, steps
+    return 1000 * seconds / steps, steps
 
 
 main = harness.command(bench_private, TABLE)
