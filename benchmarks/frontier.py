@@ -544,7 +544,7 @@ def _missing(found: Frontier) -> str:
         said[-1] += f"; they could change {count or 'no'} verdict{'s' * (count > 1)}"
         free = {one.defense for one in found.places if one.family == LABEL_FREE}
         if any(free & defenses for defenses in lacking):
-            said[-1] += ", and others through the reference"
+            said[-1] += f", {'and' if count else 'but'} the reference"
     return f" Not run: {', '.join(said)}." if said else ""
 
 
@@ -654,8 +654,7 @@ METHOD = f"""
 - *Verdict*: "beats it" is a gain above 0 and a leak of at most {100 * MARGIN:g} point; "leaks" is a
   leak above that; "no better" is a gain of at most 0. On average 5 % of a task's claims of
   one kind are false, with correction for the choice of attack and baseline.
-- Attacks that were not run change no gain. They could change leaks, and on label-free bottoms the
-  reference of leaks.
+- Attacks that were not run could change leaks, and on label-free bottoms their reference.
 - `few_rounds` sends no gradient after its first exchanges. Rows without an epsilon are
   undefended.
 - `gradient_averaging:rows=0` sends the sum over a batch, as a *secure top* would.
