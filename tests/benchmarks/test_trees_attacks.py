@@ -32,7 +32,7 @@ def found() -> Task:
         frontier.Place(family, name, half, half, "kmeans", "cut", half, half, "leaks", False, None)
         for family, name in ((frontier.UNDEFENDED, "none"), (frontier.LABEL_FREE, "label_free"))
     ]
-    networks = frontier.Frontier("bank", "raw", half, places[1], places, {})
+    networks = frontier.Frontier("bank", "raw", half, places[1], places, {}, [])
     told = [AttackRow("bank_nodes", "none", 0, 0.8, "nodes", "auc", 0.75, 0.5, 0.6)]
     return task_of([*rows("none", 0.8), *rows("trees:max_bin=4", 0.78)], told, networks)
 
