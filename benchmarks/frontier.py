@@ -544,7 +544,7 @@ def _missing(found: Frontier) -> str:
         said[-1] += f"; they could change {count or 'no'} verdict{'s' * (count > 1)}"
         free = {one.defense for one in found.places if one.family == LABEL_FREE}
         if any(free & defenses for defenses in lacking):
-            said[-1] += f", {'and' if count else 'but'} the reference"
+            said[-1] += f", {'and' if count else 'but'} this best attack"
     return f" Not run: {', '.join(said)}." if said else ""
 
 

@@ -214,7 +214,7 @@ def test_a_page_names_attacks_that_were_not_run_on_all_defenses(tmp_path):
     assert "`batch_sums` on 3 of 3 defenses" in text
     assert "`logistic` on" not in text
     assert "`gradient_similarity` on 1 of 3 defenses" in text
-    assert "defenses; they could change no verdict, but the reference." in text
+    assert "defenses; they could change no verdict, but this best attack." in text
 
 
 def every_attack(*but):

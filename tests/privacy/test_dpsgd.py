@@ -220,38 +220,34 @@ def test_counts_of_a_quantile_are_paid_for_by_the_noise():
     assert of_sums**-2 + of_counts**-2 == pytest.approx(2.0**-2)
 
 
-def test_the_counts_of_a_quantile_are_moved_by_the_noise_they_are_said_to_have():
-    """Without rows a norm moves by noise alone: exp(0.2 (q - 0.5 - n / batch)), n of s groups/2."""
+def logs_of_norms(*, rows: int, batch_size: float, noise: float, steps: int) -> np.ndarray:
+    """Steps of the logarithm of a clip norm that follows the median."""
     model = nn.Linear(2, 1, bias=False)
     half = PrivateHalf(
-        model, norm=1.0, noise=2.0, batch_size=50.0, secret=Secret(b"4" * 32), party="bank",
-        quantile=0.5,
+        model, norm=1.0, noise=noise, batch_size=batch_size, secret=Secret(b"4" * 32),
+        party="bank", quantile=0.5,
     )  # fmt: skip
     norms = [1.0]
-    for step in range(600):
+    for step in range(steps):
         with half.recording() as calls:
-            output = model(torch.zeros(0, 2))
-        half.give_gradients(output, torch.zeros(0, 1), calls, step)
+            output = model(torch.ones(rows, 2))
+        half.give_gradients(output, torch.ones(rows, 1), calls, step)
         norms.append(half.clipper.norms.item())
-    counts = np.diff(np.log(norms)) / -0.2 * 50  # a count of one group moves by a half
+    return np.diff(np.log(norms))
+
+
+def test_the_counts_of_a_quantile_are_moved_by_the_noise_they_are_said_to_have():
+    """Without rows a norm moves by noise alone: exp(0.2 (q - 0.5 - n / batch)), n of s groups/2."""
+    counts = logs_of_norms(rows=0, batch_size=50.0, noise=2.0, steps=600) / -0.2 * 50
+    # A count of one group moves by a half.
     assert counts.std() == pytest.approx(10 * 2.0 / 2, rel=0.12)
     assert abs(counts.mean()) < 4 * 10 / np.sqrt(600)
 
 
 def test_noise_alone_never_moves_a_clip_norm_by_a_large_factor():
     """The share is between -1 and 2, so a step moves the norm by exp(0.2 * 1.5) at most."""
-    model = nn.Linear(2, 1, bias=False)
-    half = PrivateHalf(
-        model, norm=1.0, noise=1000.0, batch_size=1.0, secret=Secret(b"4" * 32), party="bank",
-        quantile=0.5,
-    )  # fmt: skip
-    norms = [1.0]
-    for step in range(20):
-        with half.recording() as calls:
-            output = model(torch.ones(1, 2))
-        half.give_gradients(output, torch.ones(1, 1), calls, step)
-        norms.append(half.clipper.norms.item())
-    assert np.abs(np.diff(np.log(norms))).max() == pytest.approx(0.2 * 1.5)
+    moved = logs_of_norms(rows=1, batch_size=1.0, noise=1000.0, steps=20)
+    assert np.abs(moved).max() == pytest.approx(0.2 * 1.5)
 
 
 def test_an_empty_batch_gets_noise_alone():
