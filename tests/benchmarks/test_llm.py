@@ -52,7 +52,10 @@ def test_texts_side_by_side_share_the_messages_of_one():
     assert (one.messages, one.of, four.of) == (four.messages, 2, 8)
     assert short.online_mb < long.online_mb < 4 * short.online_mb
     assert one.online_mb < four.online_mb < 4 * one.online_mb
-    assert all(row.same == row.of and row.line_s > 0.02 * row.messages for row in (one, four))
+    for row in (one, four):
+        assert row.same == row.of
+        # `online_s` is a difference of two measured times, which a busy machine can make negative.
+        assert row.line_s - row.online_s > 0.02 * row.messages
     assert SHOWN([one]).count("\n") == 2
 
 
