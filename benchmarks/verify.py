@@ -218,14 +218,14 @@ def _estimate(row: Mapping[str, object], what: str, width: str) -> Estimate:
 
 
 def of_frontier(asked: Asked) -> Iterator[Figure]:
-    """Yield utility and all attacks for the drawn defenses of the frontier."""
+    """Yield utility and all stored attacks for the drawn defenses of the frontier."""
     rows = stored(asked.results / "frontier.csv", frontier.COLUMNS)
     rows = rows[rows.family != frontier.NO_MODEL]
     known = zip(rows.task, rows.defense, rows.defense + rows.seed.astype(str), strict=True)
     for task, defenses in asked.of(known).items():
         own = rows[(rows.task == task) & rows.defense.isin(defenses)]
         study = study_of(
-            frontier.FOLDER / f"{task}.toml", defenses=defenses,
+            frontier.FOLDER / f"{task}.toml", defenses=defenses, attacks=sorted({*own.attack}),
             seeds=sorted({int(seed) for seed in own.seed}),
         )  # fmt: skip
         folder = played_alone(study, asked.out / "frontier" / task, asked.jobs, defenses)

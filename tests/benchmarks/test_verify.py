@@ -144,6 +144,8 @@ def test_a_frontier_that_was_just_measured_holds_and_another_does_not(
     monkeypatch.setattr(frontier, "TASKS", ("tiny",))
     page = tmp_path / "frontier.md"
     frontier.bench_frontier("tiny", 1, out=tmp_path / "runs", page=page)
+    # The stored attacks are repeated, also after they have left the task's file.
+    (tmp_path / "tiny.toml").write_text(TINY.replace("logistic", "kmeans"))
 
     def again(out):
         return verify.bench_verify(
