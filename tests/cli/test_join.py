@@ -34,6 +34,7 @@ def test_a_table_and_keys_go_into_the_folder_that_was_received(vfl, well, receiv
     assert Path(party.table.source) == Path("bank.csv").resolve()
     assert "#| opened" in (received / "party.toml").read_text()
 
+    assert "bank.pub is the public half of your new keys\n" in done.out
     content = (received / "bank.pub").read_bytes()
     assert f"fingerprint      {fingerprint(content)}\n" in done.out
     assert re.fullmatch(r"([0-9a-f]{4} ){7}[0-9a-f]{4}", fingerprint(content))
@@ -130,7 +131,9 @@ def test_keys_that_came_with_the_folder_are_said_to_be_anothers(well, tmp_path, 
     if missing:
         (tmp_path / "loans" / "bank" / missing).unlink()
     told = well("join", "loans/bank", "--table", "bank.csv")
-    assert "keys that came with this folder" in told.out
+    assert "Nobody has checked who made them" in told.out
+    own = Path("loans/bank/party.toml")
+    assert f"make your own: vfl renew {own}, then vfl renew {own} --identity" in told.out
 
 
 def test_the_label_party_may_bring_its_table_later(well, refused, tmp_path):

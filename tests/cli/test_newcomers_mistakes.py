@@ -159,6 +159,14 @@ def test_an_attack_on_a_federations_run(refused, tmp_path, attack):
     assert "that has a source for each of [parties]" in done.err
 
 
+def test_a_partys_own_file_is_no_experiment(well, refused, loans):
+    well("init", "--from", "loans.csv", "--label", "paid")
+    done = refused("train", "party.toml")
+    assert "one party's own file" in done.err
+    assert "vfl init PROJECT --from A=TABLE" in done.err
+    assert "no setting is called" not in done.err
+
+
 @pytest.mark.parametrize("estimator", [VFLClassifier(), VFLRegressor()], ids=["class", "number"])
 def test_labels_that_are_missing_and_one_feature(estimator):
     with pytest.raises(ValueError, match="Input y contains NaN"):

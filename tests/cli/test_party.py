@@ -98,6 +98,8 @@ def test_a_party_of_another_host_makes_its_own_keys(well, refused, apart, tmp_pa
     wrong = accepted(refused, public, "loans", fingerprint(b"ssh-ed25519 AAAA other")).err
     assert "do not have the fingerprint that was read aloud" in wrong
     assert fingerprint(public.read_bytes()) not in wrong
+    for typed, count in ((fingerprint(public.read_bytes())[:-5], 28), ("FINGERPRINT", 11)):
+        assert f"got   {count} characters" in accepted(refused, public, "loans", typed).err
     assert "by telephone" in refused("party", "accept", str(public), "loans").err
     assert not (apart / "label/keys/shop.pub").exists()
     accepted(well, public, "loans")

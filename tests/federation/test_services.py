@@ -233,6 +233,20 @@ def test_no_port_of_flower_opens_without_a_guard(tmp_path, monkeypatch):
     assert not [name for name in flower_environment(tmp_path) if name.startswith("FLWR_INTERNAL")]
 
 
+def test_a_host_of_another_machine_is_refused_with_its_setting(tmp_path):
+    federation = {"superlink": "lender.invalid:8123"}
+    experiment = Experiment.model_validate({"parties": {"bank": {}}, "federation": federation})
+    parties = {
+        name: PartyFile.model_validate({"party": name, "data": {"source": "rows.csv", "id": "id"}})
+        for name in ("bank", "label")
+    }
+    label = write_project(tmp_path / "project", experiment, parties, ONE_MACHINE)
+    with pytest.raises(UserError, match="cannot listen") as caught:
+        deployment.start_superlink(label)
+    assert caught.value.where == f"{label.app / 'experiment.toml'}: lender.invalid"
+    assert 'bind_host = "0.0.0.0"' in caught.value.fix
+
+
 def test_nothing_is_told_to_a_superlink_that_does_not_run(project):
     _, label = project
     with pytest.raises(LostPeerError, match="is not running here") as caught:
@@ -264,8 +278,9 @@ def late(project, monkeypatch):
 
 def test_a_superlink_that_is_not_started_yet_is_waited_for(late):
     label, wait = late
-    (said,) = wait(60.0, (), looks := [])
+    said, then = wait(60.0, (), looks := [])
     assert len(looks) == 9
+    assert then == "the SuperLink is up"
     assert said == f"waiting up to 60 s for the SuperLink, which vfl up {label.path} starts"
     with pytest.raises(LostPeerError, match="not yet"):
         wait(0.0, (), [])
@@ -275,7 +290,7 @@ def test_a_superlink_is_waited_for_as_long_as_a_command_is_starting_it(late):
     """On a slow machine its own start takes longer than users wait who have forgotten it."""
     label, wait = late
     with locked(label.state):
-        (said,) = wait(0.0, (), looks := [])
+        said, _ = wait(0.0, (), looks := [])
         assert len(looks) == 9
         assert said.startswith("the SuperLink is starting, see ")
     starting = locked(label.state)

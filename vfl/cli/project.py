@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -26,8 +27,9 @@ from vfl.core.traffic import size
 
 _WHOSE = {
     "new": "your new keys",
-    "found": "keys that came with this folder, unless your own vfl join made them: make your own "
-    "with vfl renew party.toml, and with vfl renew party.toml --identity",
+    "found": "keys that this folder already contained. Nobody has checked who made them: if it was "
+    "not you, the folder's sender has them too, so make your own: vfl renew {file}, then "
+    "vfl renew {file} --identity",
 }
 _MOST_NOTES = 4  # largest number of notes about a table that a command prints
 
@@ -262,7 +264,8 @@ def join(
     for setting in facts.get("says", ()):
         print(f"{'your file says':<16} {printable(setting)}")
     if not leads:
-        print(f"{'keys':<16} {keys.file} is the public half of {_WHOSE[keys.whose]}")
+        whose = _WHOSE[keys.whose].format(file=shlex.quote(str(file)))
+        print(f"{'keys':<16} {keys.file} is the public half of {whose}")
         print(f"{'fingerprint':<16} {keys.fingerprint}")
         print(f"{'send':<16} {keys.file.name} to the label party; read the fingerprint aloud")
     print(f"{'then':<16} {facts['then']}")

@@ -20,10 +20,12 @@ from vfl.config.toml import (
     ReachedAt,
     Settings,
     check,
+    first_keys,
     override,
     read_toml,
     several,
 )
+from vfl.core.errors import ConfigError
 from vfl.core.sources import is_named_set
 
 ALIGNMENT_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -608,8 +610,16 @@ def read_experiment(
     """Read an experiment file; relative paths of tables are relative to the file's folder.
 
     Raises:
-        ConfigError: see `vfl.config.toml.read_toml`.
+        ConfigError: the file is a party's own file; or see `vfl.config.toml.read_toml`.
     """
+    keys = first_keys(path)
+    if "party" in keys and "parties" not in keys:
+        raise ConfigError(
+            "this is one party's own file, and not an experiment",
+            where=str(path),
+            want="an experiment file or a project, with at least two parties",
+            fix="vfl init PROJECT --from A=TABLE --from B=TABLE --label-party A --label COLUMN",
+        )
     return _located(read_toml(path, Experiment, overrides, more), path.resolve().parent)
 
 

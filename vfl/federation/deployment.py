@@ -33,6 +33,7 @@ from vfl.core.text import printable
 from vfl.federation import programs, upstream
 from vfl.federation.project import LabelFolder, node_parties
 from vfl.transport import check_not_expired, check_server, fingerprint, public_key_bytes
+from vfl.transport.stream import listen
 
 _DATABASE, _LOG = "superlink.db", "superlink.log"
 #: Name of a file that contains, for each party, Flower's node id and the digest of the registered
@@ -52,7 +53,7 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     """Start the SuperLink of a label party; return when SuperNodes can connect to it.
 
     Raises:
-        UserError: the SuperLink's certificate has expired.
+        UserError: the SuperLink's certificate has expired, or its host is not this machine.
         RunFolderError: another process is starting the SuperLink at the same time.
         LostPeerError: the SuperLink did not start.
         MissingPackageError: Ray, the engine of Flower's simulation, is not installed.
@@ -77,6 +78,8 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
     if simulation:  # in a simulation, the ports are open on this machine only
         command += ["--insecure", "--simulation"]
     else:
+        for own in (parse_address(network).host, at.host):
+            _require_own_host(folder, own)
         check_not_expired(folder.certificates / "server.pem")
         command += ["--ssl-ca-certfile", str(folder.certificates / "ca.pem")]
         command += ["--ssl-certfile", str(folder.certificates / "server.pem")]
@@ -91,6 +94,16 @@ def start_superlink(folder: LabelFolder, *, simulation: bool = False) -> Service
         service = Service("the SuperLink", command, environment, folder.state / _LOG)
         service.wait_for(programs.READY)
     return service
+
+
+def _require_own_host(folder: LabelFolder, host: str) -> None:
+    """Refuse a host at which this machine cannot listen; the error names the setting."""
+    try:
+        listen(host, 0).close()
+    except UserError as refused:
+        refused.where = f"{folder.app / 'experiment.toml'}: {host}"
+        refused.fix = 'in [federation] of this file, set bind_host = "0.0.0.0" (all addresses)'
+        raise
 
 
 def kept_worker_of(whose: LabelFolder | PartyFile) -> AbstractContextManager[Callable[[], None]]:
@@ -344,7 +357,10 @@ def wait_for_superlink(folder: LabelFolder, patience_s: float, say: Callable[[st
         # SuperLink is ready.
         starts = worker_of(folder.state) is not None
         try:
-            return _check_superlink(folder)
+            _check_superlink(folder)
+            if said:
+                say("the SuperLink is up")
+            return
         except LostPeerError:
             if not starts and time.monotonic() > deadline:
                 raise

@@ -258,12 +258,19 @@ def accept(folder: Path, public: Path, read_out: str) -> Change:
         UserError: the file contains no public key.
     """
     name, content = public.stem, _read_key(public)
-    if not hmac.compare_digest(_hex(read_out).encode(), _hex(fingerprint(content)).encode()):
+    if not re.fullmatch(r"[0-9a-f]{32}", typed := _hex(read_out)):
+        raise ConfigError(
+            "this is not a whole fingerprint",
+            got=f"{len(typed)} characters",
+            want="all 32 digits 0-9 and a-f, as vfl join prints them at that party",
+            fix="type the fingerprint again",
+        )
+    if not hmac.compare_digest(typed.encode(), _hex(fingerprint(content)).encode()):
         raise ConfigError(
             "these keys do not have the fingerprint that was read aloud",
             where=str(public),
             got="another fingerprint",
-            want="all 32 digits of the fingerprint, as vfl join prints them at that party",
+            want="the fingerprint that vfl join prints at that party",
             fix=f"ask {name} to send {name}.pub again, through a different channel",
         )
     if (folder / "app").is_dir():

@@ -93,7 +93,9 @@ def run_federated(folder: Path, label: LabelFolder, say: Say, on_epoch: Any) -> 
 
         list(together.map(start, _SIDES))
         say("submitting the run")
-        return federated.run_session(label, "train", new_run_name("digits"), on_epoch=on_epoch)
+        run = federated.run_session(label, "train", new_run_name("digits"), on_epoch=on_epoch)
+        say("stopping the SuperNodes and the SuperLink")
+        return run
 
 
 def run_in_process(
