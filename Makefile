@@ -6,7 +6,7 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 # GPU=1 takes torch with CUDA, GPU= the one for the CPU alone; unset, nvidia-smi decides.
 GPU ?= $(shell command -v nvidia-smi)
 
-.PHONY: demo test test-net docs build bench leaderboard verify-claims clean
+.PHONY: demo test test-net docs wheel build bench leaderboard verify-claims clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/vfl demo
@@ -22,10 +22,15 @@ test-net: $(VENV)/.development
 docs: $(VENV)/.development
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -d dist/.trees docs dist/site
 
+# The wheel alone: needs no package of vfl.
+wheel:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --wheel-dir dist .
+
 # What is given away: the wheel, what it was built beside, and whether that is known to be flawed.
 build: $(VENV)/.development
 	rm -rf dist
-	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(MAKE) wheel
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sbom
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/audit
 
@@ -41,6 +46,7 @@ bench: $(VENV)/.runtime
 	$(BIN)/python -m benchmarks.step
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
+	@echo "installing vfl in $(VENV): minutes without a message, 1.7 GB, or 5.5 GB with CUDA"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 ifeq ($(GPU),)
 	$(INSTALL) uv
@@ -52,6 +58,7 @@ endif
 	touch $@
 
 $(VENV)/.development: pyproject.toml constraints.txt
+	@echo "installing vfl and its tools in $(VENV): minutes without a message, 6.7 GB"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable '.[dev,simulation]'
 	touch $@ $(VENV)/.runtime

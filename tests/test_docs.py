@@ -201,7 +201,7 @@ def test_pages_are_linked():
 #: Programs of the blocks of commands.
 PROGRAMS = {"vfl", "flwr", "make", "pip", "uv", "python", "docker", "podman", "curl", "gzip"}
 PROGRAMS |= {"cp", "install", "useradd", "systemctl", "export", "deploy/install"}
-PROGRAMS |= {"deploy/wheelhouse"}
+PROGRAMS |= {"deploy/wheelhouse", "."}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -131,7 +131,7 @@ def test_keys_that_came_with_the_folder_are_said_to_be_anothers(well, tmp_path, 
     if missing:
         (tmp_path / "loans" / "bank" / missing).unlink()
     told = well("join", "loans/bank", "--table", "bank.csv")
-    assert "Nobody has checked who made them" in told.out
+    assert "vfl cannot check who made them" in told.out
     own = Path("loans/bank/party.toml")
     assert f"make your own: vfl renew {own}, then vfl renew {own} --identity" in told.out
 

@@ -27,7 +27,7 @@ from vfl.core.traffic import size
 
 _WHOSE = {
     "new": "your new keys",
-    "found": "keys that this folder already contained. Nobody has checked who made them: if it was "
+    "found": "keys that this folder already contained. vfl cannot check who made them: if it was "
     "not you, the folder's sender has them too, so make your own: vfl renew {file}, then "
     "vfl renew {file} --identity",
 }
