@@ -123,7 +123,9 @@ def test_what_the_sender_wrote_beyond_the_usual_is_shown(well, refused, received
 
 @pytest.mark.parametrize("missing", [None, "node.key", "identity.key"])
 @pytest.mark.parametrize("public", [False, True])
-def test_keys_that_came_with_the_folder_are_said_to_be_anothers(well, tmp_path, missing, public):
+def test_keys_that_came_with_the_folder_are_said_to_be_anothers(
+    vfl, well, tmp_path, missing, public
+):
     write_organisations(tmp_path, "breast-cancer", rows=120)
     well("init", "loans", "--party", "bank")
     if public:  # the sender writes whatever the own command of the party would write
@@ -134,6 +136,7 @@ def test_keys_that_came_with_the_folder_are_said_to_be_anothers(well, tmp_path, 
     assert "vfl cannot check who made them" in told.out
     own = Path("loans/bank/party.toml")
     assert f"make your own: vfl renew {own}, then vfl renew {own} --identity" in told.out
+    assert re.search("^keys +there$", vfl("status", "loans/bank").out, re.MULTILINE)
 
 
 def test_the_label_party_may_bring_its_table_later(well, refused, tmp_path):

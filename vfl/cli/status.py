@@ -143,7 +143,7 @@ def _party_lines(party: PartyStatus) -> list[str]:
     facts = {
         "party": party.party,
         "table": "there" if party.table else "none yet",
-        "keys": "of its own" if party.keys else "none yet",
+        "keys": "there" if party.keys else "none yet",
         "SuperNode": "up" if party.up else "not running",
     }
     lines = [f"{name:<20} {value}" for name, value in facts.items()]
