@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from vfl.attacks.active.base import Backdoor
-from vfl.attacks.active.replacement import require_trigger
+from vfl.attacks.active.base import InputBackdoor
 from vfl.attacks.active.rows import KnownRows, RowTable, positions_of
 from vfl.attacks.base import fit, key_of, through
 from vfl.attacks.view import Grant, View
@@ -22,7 +21,7 @@ _MOST_WARMUP = 1000
 _HEAD_STEPS, _NETWORK_STEPS, _RATE = 300, 300, 0.01
 
 
-class InferredReplacement(Backdoor):
+class InferredReplacement(InputBackdoor):
     """Infers labels of its rows; then, in place of rows of the target class, inputs triggered rows.
 
     After `warmup` epochs, the adversary trains a linear classifier on the cuts of the few rows
@@ -61,14 +60,9 @@ class InferredReplacement(Backdoor):
         columns: int = 3,
         value: float = 3.0,
     ) -> None:
-        require_trigger(target, columns, value)
-        require_range("share", share, 0, 1)
+        super().__init__(target, share, columns, value)
         require_range("warmup", warmup, 1, _MOST_WARMUP)
-        self.target = target
-        self.share = share
         self.warmup = warmup
-        self.columns = columns
-        self.value = value
         self._cuts = RowTable()
         self._labels: dict[int, int] = {}
         self._place: tuple[int, ...] = ()
@@ -83,8 +77,7 @@ class InferredReplacement(Backdoor):
         self._inputs: dict[int, Tensor] = {}
 
     def batch(self, inputs: Tensor, context: StepContext) -> Tensor:
-        rows = positions_of(context, len(inputs))
-        self._known.look(inputs, rows)
+        rows = self._known.look(inputs, context)
         self._newest = max(self._newest, context.step)
         if not self._labels:
             self._inputs |= dict(zip(rows, inputs.clone(), strict=True))

@@ -14,7 +14,11 @@ from torch import Tensor
 
 from vfl.attacks.view import Grant, View, Who
 from vfl.compression import StepContext
+from vfl.core.registry import require_range
 from vfl.session import Adversary
+
+#: Limit of a trigger's value, which keeps the network's numbers finite.
+_FARTHEST = 1e6
 
 
 class ActiveAdversary(Adversary):
@@ -66,6 +70,34 @@ class Backdoor(ActiveAdversary):
     def triggered_cut(self, cut: Tensor) -> Tensor:
         """Return the cuts with the trigger added, axes (rows, width)."""
         return cut
+
+
+class InputBackdoor(Backdoor):
+    """A backdoor that replaces inputs in training; its trigger sets some columns to one value.
+
+    Args:
+        target: the class as which the adversary wants triggered rows to be predicted.
+        share: share of the rows at which the subclass aims that the adversary replaces.
+        columns: number of columns that the trigger fills, counted back from the last column. For
+            pictures, the side length in pixels of the square that it fills in one corner.
+        value: value of the trigger, in the units of the bottom's inputs.
+
+    Raises:
+        BadOptionError: an option is out of range.
+    """
+
+    def __init__(self, target: int, share: float, columns: int, value: float) -> None:
+        require_range("target", target, 0)
+        require_range("columns", columns, 1)
+        require_range("value", value, -_FARTHEST, _FARTHEST)
+        require_range("share", share, 0, 1)
+        self.target = target
+        self.share = share
+        self.columns = columns
+        self.value = value
+
+    def triggered(self, inputs: Tensor) -> Tensor:
+        return stamped(inputs, self.columns, self.value)
 
 
 class Triggering(Adversary):

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from vfl.attacks.active.base import Backdoor, stamped
-from vfl.attacks.active.replacement import require_trigger
+from vfl.attacks.active.base import InputBackdoor
 from vfl.attacks.active.rows import KnownRows, RowTable, positions_of
 from vfl.attacks.base import key_of
 from vfl.attacks.view import Grant, View
@@ -21,7 +20,7 @@ from vfl.core.seeds import generator
 _MOST_WARMUP = 1000
 
 
-class LabelFree(Backdoor):
+class LabelFree(InputBackdoor):
     """Puts a trigger on rows whose gradients have nearly the direction of one row's gradient.
 
     This row, the anchor, represents the target class; the party need not know which class this is.
@@ -57,14 +56,9 @@ class LabelFree(Backdoor):
         columns: int = 3,
         value: float = 3.0,
     ) -> None:
-        require_trigger(target, columns, value)
-        require_range("share", share, 0, 1)
+        super().__init__(target, share, columns, value)
         require_range("warmup", warmup, 1, _MOST_WARMUP)
-        self.target = target
-        self.share = share
         self.warmup = warmup
-        self.columns = columns
-        self.value = value
         self._gradients = RowTable()
         self._chosen: set[int] = set()
         self._since = self._newest = 0
@@ -76,8 +70,7 @@ class LabelFree(Backdoor):
         self._key = key_of(draw)
 
     def batch(self, inputs: Tensor, context: StepContext) -> Tensor:
-        rows = positions_of(context, len(inputs))
-        self._known.look(inputs, rows)
+        rows = self._known.look(inputs, context)
         self._newest = max(self._newest, context.step)
         poisoned = [at for at, row in enumerate(rows) if row in self._chosen]
         if not poisoned or context.step < self._since:
@@ -101,9 +94,6 @@ class LabelFree(Backdoor):
         count = max(1, round(self.share * len(likeness)))
         rows = self._gradients.rows
         return {rows[at] for at in likeness.topk(count).indices.tolist()}
-
-    def triggered(self, inputs: Tensor) -> Tensor:
-        return stamped(inputs, self.columns, self.value)
 
     def training_state(self) -> dict[str, Any]:
         steps = torch.tensor([self._since, self._newest])

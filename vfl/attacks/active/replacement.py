@@ -5,18 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vfl.attacks.active.base import Backdoor, stamped
+from vfl.attacks.active.base import InputBackdoor
+from vfl.attacks.active.rows import require_known
 from vfl.attacks.base import key_of
 from vfl.attacks.view import Grant, View
 from vfl.compression import StepContext
-from vfl.core.errors import DataError
-from vfl.core.registry import require_range
 from vfl.core.seeds import generator
 
-_FARTHEST = 1e6  # limit of a trigger's value, which keeps the network's numbers finite
 
-
-class Replacement(Backdoor):
+class Replacement(InputBackdoor):
     """Replaces rows known to be of the target class by random rows of the batch with a trigger.
 
     For a replaced row, the label party returns the gradient of the target class, so the network
@@ -44,21 +41,11 @@ class Replacement(Backdoor):
     def __init__(
         self, target: int = 0, share: float = 0.5, columns: int = 3, value: float = 3.0
     ) -> None:
-        require_trigger(target, columns, value)
-        require_range("share", share, 0, 1)
-        self.target = target
-        self.share = share
-        self.columns = columns
-        self.value = value
+        super().__init__(target, share, columns, value)
 
     def begin(self, view: View, draw: torch.Generator) -> None:
+        require_known(view, self.target)
         known = view.leaked.inputs[view.leaked.labels == self.target]
-        if not len(known):
-            raise DataError(
-                "none of the leaked rows has the backdoor's class",
-                got=f"{view.leaked.rows} leaked rows",
-                want=f"at least one of class {self.target}",
-            )
         self._known = {row.numpy().tobytes() for row in known}
         self._key = key_of(draw)
 
@@ -71,17 +58,3 @@ class Replacement(Backdoor):
         fed = inputs.clone()
         fed[chosen] = self.triggered(inputs[others])
         return fed
-
-    def triggered(self, inputs: Tensor) -> Tensor:
-        return stamped(inputs, self.columns, self.value)
-
-
-def require_trigger(target: int, columns: int, value: float) -> None:
-    """Refuse an invalid target class, and an invalid size or value of a trigger.
-
-    Raises:
-        BadOptionError: an option is out of range.
-    """
-    require_range("target", target, 0)
-    require_range("columns", columns, 1)
-    require_range("value", value, -_FARTHEST, _FARTHEST)

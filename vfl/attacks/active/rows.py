@@ -19,6 +19,20 @@ def positions_of(context: StepContext, count: int) -> list[int]:
     return [int(row) for row in context.positions(count)]
 
 
+def require_known(view: View, target: int) -> None:
+    """Refuse a backdoor whose party knows no row of the target class.
+
+    Raises:
+        DataError: the party knows no row of class `target`.
+    """
+    if not bool((view.leaked.labels == target).any()):
+        raise DataError(
+            "none of the leaked rows has the backdoor's class",
+            got=f"{view.leaked.rows} leaked rows",
+            want=f"at least one of class {target}",
+        )
+
+
 class RowTable:
     """Stores the newest vector of each row, and how many vectors were recorded for the row."""
 
@@ -94,23 +108,20 @@ class KnownRows:
     """
 
     def __init__(self, view: View, target: int | None = None) -> None:
-        labels = view.leaked.labels
-        if target is not None and not bool((labels == target).any()):
-            raise DataError(
-                "none of the leaked rows has the backdoor's class",
-                got=f"{view.leaked.rows} leaked rows",
-                want=f"at least one of class {target}",
-            )
-        inputs = view.leaked.inputs
+        if target is not None:
+            require_known(view, target)
+        inputs, labels = view.leaked.inputs, view.leaked.labels
         self._labels = {_key(row): int(label) for row, label in zip(inputs, labels, strict=True)}
         self.labels: dict[int, int] = {}
 
-    def look(self, inputs: Tensor, rows: list[int]) -> None:
-        """Find the known rows in a batch, and store their labels by row position in `labels`."""
+    def look(self, inputs: Tensor, context: StepContext) -> list[int]:
+        """Store the labels of a batch's known rows in `labels`; return all its rows' positions."""
+        rows = positions_of(context, len(inputs))
         for row, values in zip(rows, inputs, strict=True):
             label = self._labels.get(_key(values))
             if label is not None:
                 self.labels[row] = label
+        return rows
 
     def mean(self, label: int, table: RowTable) -> Tensor | None:
         """Return the mean vector of a class's known rows, axes (width,); None without vectors."""
