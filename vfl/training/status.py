@@ -126,7 +126,7 @@ class PartyStatus:
 
     Attributes:
         party: its name.
-        keys: whether the party has keys, whoever made them.
+        keys: whether the party's key files exist; any party may have made them.
         table: whether the table in the party file exists.
         up: whether the party's SuperNode is running.
         then: the next command that the user should run.
