@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vfl.cli.federation import project_of
-from vfl.cli.output import Json, Set, argument, emit, option, progress_line, say
+from vfl.cli.output import Json, Set, argument, emit, option, print_line, progress_line, say
 from vfl.core.traffic import size
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ def align(
         facts = {"common": done.common, "ids": done.ids, "versions": done.versions}
         emit(facts | {"reused": done.reused, "bytes": sent, "folder": str(folder)})
         return
-    print(f"{'common rows':<16} {done.common}")
+    print_line("common rows", done.common)
     for party, count in done.ids.items():
         told = "used again" if done.reused else f"{size(sent[party])} sent and received"
-        print(f"{party:<16} {count} ids, version {done.versions[party]}, {told}")
-    print(f"{'positions':<16} {folder}")
+        print_line(party, f"{count} ids, version {done.versions[party]}, {told}")
+    print_line("positions", folder)
     if experiment.data.alignment is None:
-        print(f"{'then':<16} vfl train {path} -s data.alignment={folder}")
+        print_line("then", f"vfl train {path} -s data.alignment={folder}")
 
 
 def _preview(experiment: Experiment, rules: str | None, json: bool) -> None:
@@ -108,14 +108,14 @@ def _hidden(experiment: Experiment, pad: int, json: bool) -> None:
     if json:
         emit(asdict(found))
         return
-    print(f"{'common rows':<16} {found.common}")
+    print_line("common rows", found.common)
     print("explained share of the label's variance, by linear regressions on each party's inputs")
     for party, share in found.explained.items():
         used = f"{found.inputs[party]} inputs" if party in found.inputs else ""
         if left_out := found.left_out.get(party):
             used += f", {left_out} inputs with too few rows are left out"
-        print(f"{party:<16} {share:>7.3f}   {used}".rstrip())
-    print(f"{'sent':<16} {size(sum(found.payload_bytes.values()))}, in all")
+        print_line(party, f"{share:>7.3f}   {used}".rstrip())
+    print_line("sent", f"{size(sum(found.payload_bytes.values()))}, in all")
 
 
 def align_on_the_federation(
@@ -154,14 +154,14 @@ def _on_the_federation(project: Path, settings: list[str], preview: bool, json: 
     if json:
         emit(facts)
         return
-    print(f"{'common rows':<16} {facts['common']} of {facts['ids']}, version {facts['version']}")
+    print_line("common rows", f"{facts['common']} of {facts['ids']}, version {facts['version']}")
     if "rows" in facts:
         lacking = ", ".join(f"{party} lacks {count}" for party, count in facts["lacking"].items())
-        print(f"{'session rows':<16} {facts['rows']}; {lacking}")
+        print_line("session rows", f"{facts['rows']}; {lacking}")
     for party, count in facts["bytes"].items():
-        print(f"{party:<16} {size(count)} sent and received")
+        print_line(party, f"{size(count)} sent and received")
     if experiment.align.table == "predict":
-        print(f"{'then':<16} vfl predict RUN")
+        print_line("then", "vfl predict RUN")
         return
     named = "" if experiment.data.alignment else f" -s data.alignment={facts['name']}"
-    print(f"{'then':<16} vfl train {project}{named}")
+    print_line("then", f"vfl train {project}{named}")

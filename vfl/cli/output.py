@@ -8,7 +8,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -227,6 +227,20 @@ def say_epoch(record: Mapping[str, Any]) -> None:
     say(f"epoch {record['epoch']:>3}  {'  '.join(figures)}  {sent}  {record['seconds']:.1f} s")
 
 
+def print_line(name: str, text: object, width: int = 16) -> None:
+    """Print a name and its text.
+
+    >>> print_line("rows", 569)
+    rows             569
+
+    Args:
+        name: the name.
+        text: value that is printed after the name.
+        width: smallest number of characters before the text, without the blank that precedes it.
+    """
+    print(f"{name:<{width}} {text}")
+
+
 def emit(content: Any) -> None:
     """Print one JSON value on standard output."""
     print(jsons.dumps(content, indent=2))
@@ -246,17 +260,17 @@ def show(summary: Mapping[str, Any]) -> None:
     """Print a run's summary for people."""
     _show_quality(summary)
     if "best_epoch" in summary:
-        print(f"{'epochs':<16} {summary['epochs']}, the best was epoch {summary['best_epoch']}")
+        print_line("epochs", f"{summary['epochs']}, the best was epoch {summary['best_epoch']}")
     _show_bytes(summary)
     if summary.get("secure", "none") != "none":
-        print(f"{'secure':<16} {summary['secure']}: {summary['trust']}")
+        print_line("secure", f"{summary['secure']}: {summary['trust']}")
     for stated in summary.get("privacy", ()):
-        print(f"{'privacy':<16} {stated['text']}")
+        print_line("privacy", stated["text"])
     if summary.get("steps_per_second"):
-        print(f"{'steps a second':<16} {summary['steps_per_second']}")
-    print(f"{'run':<16} {summary['run']}")
+        print_line("steps a second", summary["steps_per_second"])
+    print_line("run", summary["run"])
     for warning in summary.get("warnings", ()):
-        print(f"{'look at':<16} {warning}")
+        print_line("look at", warning)
 
 
 def _show_quality(summary: Mapping[str, Any]) -> None:
@@ -264,41 +278,35 @@ def _show_quality(summary: Mapping[str, Any]) -> None:
     for name, value in summary.items():
         if not name.startswith(("test_", "new_")) or name.split("_")[1] in _APART:
             continue
-        line = f"{name.replace('_', ' '):<16} {figure(value)}"
+        text = figure(value)
         if complete is not None:
             of = [summary.get(name.replace("test_", f"test_{rows}_")) for rows in _APART]
             told = ["-" if one is None else figure(one) for one in of]
             missed = f"{missing} with a missing cut {told[1]}"
-            line += f"   {complete} rows with every cut {told[0]}, {missed}"
-        print(line)
+            text += f"   {complete} rows with every cut {told[0]}, {missed}"
+        print_line(name.replace("_", " "), text)
     if rows := summary.get("rows"):
-        print(
-            f"{'rows':<16} {rows['test']} test rows of the training, {rows['new']} new ones; "
-            f"{rows['left_out']} rows of this training or validation are left out"
+        print_line(
+            "rows",
+            f"{rows['test']} test rows of the training, {rows['new']} new ones; "
+            f"{rows['left_out']} rows of this training or validation are left out",
         )
     for party, own in summary.get("tasks", {}).items():
         for name, value in own.items():
             if name.startswith("test_"):
-                print(f"{f'{party} {name}'.replace('_', ' '):<16} {figure(value)}")
+                print_line(f"{party} {name}".replace("_", " "), figure(value))
 
 
 def _show_bytes(summary: Mapping[str, Any]) -> None:
     for party, sent in summary["bytes_up"].items():
-        print(f"{party:<16} {size(sent)} up, {size(summary['bytes_down'][party])} down")
+        print_line(party, f"{size(sent)} up, {size(summary['bytes_down'][party])} down")
     for name, own in summary.get("tasks", {}).items():
         for party, sent in own["bytes_up"].items():
             whose = f"{party} to {name}"
-            print(f"{whose:<16} {size(sent)} up, {size(own['bytes_down'][party])} down")
+            print_line(whose, f"{size(sent)} up, {size(own['bytes_down'][party])} down")
     if summary.get("wire_ratio"):
-        print(
-            f"{'bytes':<16} {summary['wire_ratio']:.2%} of dense float32 (codec {summary['codec']})"
-        )
-
-
-def print_lines(lines: Iterable[tuple[str, str]]) -> None:
-    """Print names, each with its description."""
-    for name, told in lines:
-        print(f"{name:<16} {told}")
+        codec = summary["codec"]
+        print_line("bytes", f"{summary['wire_ratio']:.2%} of dense float32 (codec {codec})")
 
 
 def show_training(folder: Path, json: bool) -> None:
@@ -317,9 +325,10 @@ def show_training(folder: Path, json: bool) -> None:
     else:
         show(summary)
         if gain := gain_of(LoadedRun(folder)):
-            print_lines([("gain of joining", gain)])
-        print_lines(threshold_lines(LoadedRun(folder)))
-        print(f"{'report':<16} {page}")
+            print_line("gain of joining", gain)
+        for name, told in threshold_lines(LoadedRun(folder)):
+            print_line(name, told)
+        print_line("report", page)
 
 
 def write_elsewhere(folder: Path, specs: list[str] | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vfl.cli.output import Json, argument, emit, option
+from vfl.cli.output import Json, argument, emit, option, print_line
 
 if TYPE_CHECKING:
     from vfl.federation.members import Change
@@ -144,8 +144,8 @@ def _say(change: Change, json: bool) -> None:
         emit(asdict(change))
         return
     for sentence in change.done:
-        print(f"{'done':<12} {sentence}")
+        print_line("done", sentence, 12)
     for sentence in change.stays:
-        print(f"{'stays':<12} {sentence}")
+        print_line("stays", sentence, 12)
     for party, command in change.then:
-        print(f"{'then':<12} {party}: {command}")
+        print_line("then", f"{party}: {command}", 12)

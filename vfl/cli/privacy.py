@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from vfl.cli.output import Download, Json, Set, argument, emit, option, say
+from vfl.cli.output import Download, Json, Set, argument, emit, option, print_line, say
 
 privacy = typer.Typer(
     no_args_is_help=True, help="Plan differential privacy: from noise to epsilon, and back."
@@ -199,4 +199,4 @@ def _tell(told: Mapping[str, Any], json: bool) -> None:
         return
     for name, value in told.items():
         text = f"{value:.6g}" if isinstance(value, float) else str(value)
-        print(f"{name.replace('_', ' '):<20} {'not installed' if value is None else text}")
+        print_line(name.replace("_", " "), "not installed" if value is None else text, 20)

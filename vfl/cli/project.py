@@ -17,6 +17,7 @@ from vfl.cli.output import (
     argument,
     emit,
     option,
+    print_line,
     quick_imports,
     say,
     say_epoch,
@@ -260,15 +261,15 @@ def join(
         emit(facts)
         return
     if facts["rows"] is not None:
-        print(f"{'rows':<16} {facts['rows']}, ids in '{printable(facts['ids'])}'")
+        print_line("rows", f"{facts['rows']}, ids in '{printable(facts['ids'])}'")
     for setting in facts.get("says", ()):
-        print(f"{'your file says':<16} {printable(setting)}")
+        print_line("your file says", printable(setting))
     if not leads:
         whose = _WHOSE[keys.whose].format(file=shlex.quote(str(file)))
-        print(f"{'keys':<16} {keys.file} is the public half of {whose}")
-        print(f"{'fingerprint':<16} {keys.fingerprint}")
-        print(f"{'send':<16} {keys.file.name} to the label party; read the fingerprint aloud")
-    print(f"{'then':<16} {facts['then']}")
+        print_line("keys", f"{keys.file} is the public half of {whose}")
+        print_line("fingerprint", keys.fingerprint)
+        print_line("send", f"{keys.file.name} to the label party; read the fingerprint aloud")
+    print_line("then", facts["then"])
 
 
 def _check_parties(names: list[str]) -> None:
@@ -527,15 +528,15 @@ def check(
     advice = facts.pop("advice", [])
     columns, look_at = facts.pop("columns", []), facts.pop("look_at", [])
     for name, value in facts.items():
-        print(f"{name.replace('_', ' '):<24} {_shown(name, value)}")
+        print_line(name.replace("_", " "), _shown(name, value), 24)
     for line in advice:
-        print(f"{'advice':<24} {line}")
+        print_line("advice", line, 24)
     if columns:
         from vfl.datasets.describe import ColumnReport, table_of_columns
 
         print("\n".join(table_of_columns([ColumnReport(**column) for column in columns])))
     for line in look_at:
-        print(f"{'look at':<24} {line}")
+        print_line("look at", line, 24)
     print("no mistake found" + (", but read the lines above" if look_at else ""))
 
 

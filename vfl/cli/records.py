@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vfl.cli.output import Json, OwnFile, argument, emit, option, say
+from vfl.cli.output import Json, OwnFile, argument, emit, option, print_line, say
 
 if TYPE_CHECKING:
     from vfl.config import PartyFile
@@ -70,9 +70,9 @@ def log(
         for line in found.lines:
             about = " ".join(filter(None, (line.event, line.mode, line.run)))
             print(f"{line.number:>5}  {line.at[:16]}  {about}: {log_page.happened(line)}")
-        print(f"{'log':<16} {found.party}, line {found.head.number}, sha256 {found.head.sha256}")
+        print_line("log", f"{found.party}, line {found.head.number}, sha256 {found.head.sha256}")
         for sentence in log_page.sentences(found):
-            print(f"{'verified' if found.holds else 'look':<16} {sentence}")
+            print_line("verified" if found.holds else "look", sentence)
     if not found.holds:
         raise typer.Exit(1)
 
@@ -111,18 +111,18 @@ def forget(
     if json:
         emit(asdict(done) | {"remains": done.remains()})
         return
-    print(f"{'ids':<16} {done.asked} in the list, {done.found} of their rows in the table")
+    print_line("ids", f"{done.asked} in the list, {done.found} of their rows in the table")
     for name, count in done.alignments.items():
-        print(f"{'alignment':<16} {count} rows removed from {name}")
+        print_line("alignment", f"{count} rows removed from {name}")
     for run, parts in done.runs.items():
         had = ", ".join(f"{count} {part}" for part, count in parts.items() if count)
-        print(f"{'run':<16} {run} had {had}")
+        print_line("run", f"{run} had {had}")
     if done.predictions:
-        print(f"{'predictions':<16} {done.predictions} lines removed")
+        print_line("predictions", f"{done.predictions} lines removed")
     for run in done.traces:
-        print(f"{'trace':<16} the trace of {run} is removed")
+        print_line("trace", f"the trace of {run} is removed")
     for sentence in done.remains():
-        print(f"{'remains':<16} {sentence}")
+        print_line("remains", sentence)
 
 
 def _facts(party: PartyFile | None, found: Verified) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vfl.cli.federation import hand_over
-from vfl.cli.output import Json, Run, argument, emit, option, say, served_run
+from vfl.cli.output import Json, Run, argument, emit, option, print_line, say, served_run
 from vfl.core.errors import UserError
 from vfl.core.processes import looks
 from vfl.core.storage import write_text
@@ -202,7 +202,7 @@ def _list_clients(
         emit(facts)
         return
     for each, client in zip(facts, clients, strict=True):
-        print(f"{client.name:<20} {client.until}")
+        print_line(client.name, client.until, 20)
         for what in ("rows", "requests"):
             most = each[f"max_{what}_per_day"]
             limit = "limit of the service" if what == "rows" else "no limit"
@@ -264,9 +264,9 @@ def _say_promoted(run: Path, addresses: list[str], json: bool) -> None:
     if json:
         emit({"promoted": str(run), "services": addresses})
         return
-    print(f"{'promoted':<16} {run}")
+    print_line("promoted", run)
     for address in addresses:
-        print(f"{'answers at':<16} {address}")
+        print_line("answers at", address)
     if not addresses:
         print(f"no service is running; start one with: vfl serve {run}")
 

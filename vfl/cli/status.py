@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vfl.cli.federation import hand_over
-from vfl.cli.output import Json, argument, duration, emit, figure, progress_text
+from vfl.cli.output import Json, argument, duration, emit, figure, print_line, progress_text
 from vfl.core.errors import record_lines
 from vfl.core.traffic import size
 
@@ -63,6 +64,10 @@ def status(
     raise typer.Exit(found.exit_code)
 
 
+def _lines(facts: Iterable[tuple[str, object]]) -> list[str]:
+    return [f"{name:<20} {value}" for name, value in facts]
+
+
 def _run_lines(run: RunStatus) -> list[str]:
     facts = {"run": run.run, "state": run.state, "since": run.created}
     if run.promoted:
@@ -80,19 +85,19 @@ def _run_lines(run: RunStatus) -> list[str]:
     if any(run.erased.values()):
         had = ", ".join(f"{count} {part}" for part, count in run.erased.items() if count)
         facts["erased since"] = f"{had} rows; train again to be without them"
-    lines = [f"{name:<20} {value}" for name, value in facts.items()]
+    lines = _lines(facts.items())
     if run.failure is not None:
-        lines.append(f"{'failed with':<20} {run.failure['code']}: {run.failure['what']}")
+        lines += _lines([("failed with", f"{run.failure['code']}: {run.failure['what']}")])
         lines += record_lines(run.failure)
-    return lines + [f"{'then':<20} {command}" for command in run.then]
+    return lines + _lines(("then", command) for command in run.then)
 
 
 def _grid_lines(grid: GridStatus) -> list[str]:
     facts = {grid.kind: grid.grid, "state": grid.state, "since": grid.created}
     facts["cells"] = f"{grid.done} of {grid.cells} done"
-    lines = [f"{name:<20} {value}" for name, value in facts.items()]
-    lines += [f"{'failed':<20} {title}: {what}" for title, what in grid.failed.items()]
-    return lines + [f"{'then':<20} {command}" for command in grid.then]
+    lines = _lines(facts.items())
+    lines += _lines(("failed", f"{title}: {what}") for title, what in grid.failed.items())
+    return lines + _lines(("then", command) for command in grid.then)
 
 
 def runs(
@@ -120,23 +125,22 @@ def runs(
         print(f"{one.name}\n    {one.kind}, {one.state}, {one.created}{marks.get(one.name, '')}")
         if one.sentence:
             print(fill(one.sentence, 96, initial_indent="    ", subsequent_indent="    "))
-    print(f"{'page':<16} {page}")
+    print_line("page", page)
 
 
 def _project_lines(project: ProjectStatus) -> list[str]:
     up = "not running" if project.superlink is None else f"up, at {project.superlink}"
-    lines = [f"{'project':<20} {project.project}", f"{'SuperLink':<20} {up}"]
-    lines += [
-        f"{party:<20} {'connected' if here else 'not connected'}"
-        for party, here in project.parties.items()
-    ]
+    lines = _lines([("project", project.project), ("SuperLink", up)])
+    lines += _lines(
+        (party, "connected" if here else "not connected") for party, here in project.parties.items()
+    )
     for run in project.runs:
         share = f", {progress_text(run.progress)}" if run.exit_code == 4 and run.progress else ""
         code = f" with {run.failure['code']}" if run.failure is not None else ""
         told = f", at {run.address}" if run.address else ""
         told += ", promoted" if run.promoted else ""
-        lines.append(f"{'run':<20} {Path(run.run).name}: {run.state}{code}{share}{told}")
-    return lines + [f"{'then':<20} {command}" for command in project.then]
+        lines += _lines([("run", f"{Path(run.run).name}: {run.state}{code}{share}{told}")])
+    return lines + _lines(("then", command) for command in project.then)
 
 
 def _party_lines(party: PartyStatus) -> list[str]:
@@ -146,5 +150,5 @@ def _party_lines(party: PartyStatus) -> list[str]:
         "keys": "there" if party.keys else "none yet",
         "SuperNode": "up" if party.up else "not running",
     }
-    lines = [f"{name:<20} {value}" for name, value in facts.items()]
-    return lines + [f"{'then':<20} {command}" for command in party.then]
+    lines = _lines(facts.items())
+    return lines + _lines(("then", command) for command in party.then)

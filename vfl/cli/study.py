@@ -19,6 +19,7 @@ from vfl.cli.output import (
     argument,
     emit,
     option,
+    print_line,
     quick_imports,
     say,
 )
@@ -511,7 +512,7 @@ class _Paced:
 def _print_results(sentence: str, results: str, page: Path) -> None:
     print(fill(sentence, 100), end="\n\n")
     print(results)
-    print(f"{'report':<16} {page}")
+    print_line("report", page)
 
 
 def exit_with_failures(failed: Sequence[FinishedCell]) -> None:

@@ -25,7 +25,7 @@ from vfl.cli.output import (
     machine,
     newest_run,
     option,
-    print_lines,
+    print_line,
     progress_line,
     quick_imports,
     say,
@@ -478,7 +478,7 @@ def export(
         emit(made)
     else:
         for name, value in made.items():
-            print(f"{name:<16} {'not compared' if value is None else value}")
+            print_line(name, "not compared" if value is None else value)
 
 
 def report(
@@ -519,7 +519,8 @@ def report(
         from vfl.experiments.loaded_run import LoadedRun
         from vfl.experiments.pages.thresholds import threshold_lines
 
-        print_lines(threshold_lines(LoadedRun(run), cost))
+        for name, told in threshold_lines(LoadedRun(run), cost):
+            print_line(name, told)
     print(page)
     if show:
         typer.launch(str(page))

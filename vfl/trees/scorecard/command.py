@@ -14,6 +14,7 @@ from vfl.cli.output import (
     argument,
     emit,
     option,
+    print_line,
     progress_line,
     say,
     say_epoch,
@@ -181,4 +182,4 @@ def _show(run: Path, json: bool, *, points: bool, reasons: int | None = None) ->
     for note in content.notes:
         print(note)
     for name, value in where.items():
-        print(f"{name:<16} {value}")
+        print_line(name, value)
