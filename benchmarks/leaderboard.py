@@ -364,7 +364,8 @@ def task_lines(board: Board, page: Path) -> Iterator[str]:
     failed = f" Ended early: {_by_cause(about['failed'])}." if about["failed"] else ""
     commits = ", ".join(dict.fromkeys(row["commit"] for row in board.worst))
     lacking = "".join(
-        f" On {len(some)} defenses, not run: {_briefly(not_run, about['attacks'])}."
+        f" On {len(some)} defense{'s' if len(some) > 1 else ''}, not run: "
+        f"{_briefly(not_run, about['attacks'])}."
         for not_run, some in board.lacking.items()
     )
     yield (
@@ -424,7 +425,8 @@ def bench_leaderboard(
         page: file of the page; its rows are in CSV files next to it.
         plan: only print the expected time and memory, without training.
         redraw: only write the page from stored rows, without training.
-        defenses: defenses to run, beside the undefended model; the stored rows of others stay.
+        defenses: defenses to run, beside the undefended model. The stored rows of others stay, but
+            the correction for many tests then counts only the defenses that were run.
     """
     tasks = TASKS if tasks is None else tasks
     for task in tasks:

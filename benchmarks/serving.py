@@ -54,7 +54,7 @@ from vfl import models
 from vfl.config import Experiment, ServeSettings, read_party_file
 from vfl.core.errors import VFLError
 from vfl.core.frame import HEADER_BYTES
-from vfl.core.processes import Process, Worker
+from vfl.core.processes import Process, Worker, end_with, looks
 from vfl.core.seeds import use_one_thread
 from vfl.datasets import Dealing, OwnTable, load_own
 from vfl.serving.front import Asked, LeadSettings, settings_file
@@ -69,6 +69,8 @@ CLIENTS, SECONDS, ROUNDS = (1, 8, 64), 5.0, 3
 FAULT_CLIENTS = 4
 QUICK_SECONDS = 0.5
 _START_S = 300.0
+#: Environment variable with the id of the process that started this one, and with which it ends.
+_STARTER = "VFL_BENCHMARK_STARTER"
 RUN = "run"
 CONTENT = {
     "name": "serving",
@@ -206,7 +208,7 @@ def _command(*words: object) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "OMP_NUM_THREADS": "1", _STARTER: str(os.getpid())}
 
 
 def _start(*words: object) -> Process:
@@ -509,9 +511,7 @@ class Servers:
 
     def __exit__(self, *_: object) -> None:
         (self.run / "serving.stop").touch()
-        deadline = time.monotonic() + 60
-        while self._processes[0].alive and time.monotonic() < deadline:
-            time.sleep(0.05)
+        self._processes[0].ends_within(60)
         for process in self._processes:
             process.stop()
         self._folder.cleanup()
@@ -536,11 +536,8 @@ class Servers:
 
 
 def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _START_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise VFLError(f"a server did not start within {_START_S:g} s")
-        time.sleep(0.05)
+    if not any(condition() for _ in looks(_START_S, 0.05)):
+        raise VFLError(f"a server did not start within {_START_S:g} s")
 
 
 def _address(path: Path) -> str:
@@ -778,6 +775,7 @@ def main() -> None:
         "echo": play_echo,
     }
     if len(sys.argv) > 2 and sys.argv[1] in roles:
+        end_with(int(os.environ[_STARTER]))
         roles[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])  # type: ignore[operator]
         return
     harness.run(bench_serving, shown)

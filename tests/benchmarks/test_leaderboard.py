@@ -77,7 +77,7 @@ def test_a_page_says_what_each_defense_holds_against(ask, tmp_path, capsys):
     ask(redraw=True)
     short = (folder / "page.md").read_text()
     assert "Not all attacks were run on `layer_norm` on tiny." in short
-    assert "On 1 defenses, not run: kmeans." in short
+    assert "On 1 defense, not run: kmeans." in short
     ask(defenses=["layer_norm"])
     assert (folder / "page.md").read_text() == page
 

@@ -1,11 +1,16 @@
 """Load on a served model: what the figures are of, and what clients meet while parties die."""
 
+import os
+import signal
+import subprocess
+
 import numpy as np
 import pytest
 
 from benchmarks.serving import (
     Load,
     _row,
+    _start,
     bench_faults,
     bench_serving,
 )
@@ -25,6 +30,20 @@ def test_ratios_are_of_the_monolith():
     assert (row.cpu_us, row.party_cpu_us) == pytest.approx((200.0, 60.0))
     assert row.p99_ratio == pytest.approx(np.percentile(split.seconds, 99) / 0.001)
     assert _row("monolith", 8, base, base).throughput_ratio == 1
+
+
+def test_a_server_ends_with_the_benchmark_that_was_killed(tmp_path, monkeypatch):
+    """The server waits for a message at a pipe that stays open."""
+    with subprocess.Popen(["sleep", "60"]) as benchmark:
+        monkeypatch.setattr(os, "getpid", lambda: benchmark.pid)
+        server = _start("party", tmp_path, "bank")
+        try:
+            assert not server.ends_within(1.0)
+            benchmark.kill()
+            assert server.ends_within(60.0)
+        finally:
+            server.stop()
+    assert server.exit_code == -signal.SIGTERM
 
 
 @pytest.mark.net

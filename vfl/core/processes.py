@@ -10,9 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
+import select
+import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
@@ -273,6 +279,27 @@ def _reason(said: str) -> tuple[str | None, str, str]:
     what = first.partition("]: ")[2]
     why = f": {what}" + (f": {facts['got']}" if "got" in facts else "")
     return facts.get("where"), why, facts.get("try", "")
+
+
+def end_with(process: int) -> None:
+    """End this process, as SIGTERM would, when another process has ended.
+
+    Args:
+        process: id of the other process, which need not be the parent.
+    """
+    threading.Thread(target=partial(_follow, process), name="vfl-starter", daemon=True).start()
+
+
+def _follow(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if sys.platform == "linux":  # os.kill finds an ended process until its parent waits for it
+            ended = select.poll()
+            ended.register(os.pidfd_open(process), select.POLLIN)
+            ended.poll()
+        else:
+            for _ in looks(math.inf):
+                os.kill(process, 0)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def return_memory() -> None:

@@ -66,17 +66,11 @@ _PORTS = (
 _STARTS_WITHIN_S = 180.0
 #: Python code that runs the program `ray` with its arguments, and ends it when this process ends.
 _HEAD = """
-import os, signal, sys, threading, time
+import sys
 from ray.scripts.scripts import main
+from vfl.core.processes import end_with
 
-starter = int(sys.argv.pop(1))
-
-def watch():
-    while os.getppid() == starter:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-threading.Thread(target=watch, daemon=True).start()
+end_with(int(sys.argv.pop(1)))
 main()
 """
 #: Additional share of memory to reserve, beyond the memory that the first cell used.

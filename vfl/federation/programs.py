@@ -20,16 +20,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import os
 import secrets
-import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +36,7 @@ from typing import Any, Literal
 from vfl.config import read_party_file
 from vfl.core.address import parse_address
 from vfl.core.errors import ConfigError, ConsentError, LostPeerError, UserError, VFLError
-from vfl.core.processes import DEVNULL, Process, looks
+from vfl.core.processes import DEVNULL, Process, end_with, looks
 from vfl.core.storage import (
     close_to_others,
     private_folder,
@@ -547,21 +545,7 @@ def _end_with_starter() -> None:
     occupy its ports, and its session would run at the same time as the session of the next command.
     """
     if starter := os.environ.get(STARTER_VARIABLE):
-        follow = partial(_follow, int(starter))
-        threading.Thread(target=follow, name="vfl-starter", daemon=True).start()
-
-
-def _follow(starter: int) -> None:
-    """Wait until the process `starter` (not always the parent) ends; then end this process."""
-    with suppress(ProcessLookupError):
-        if sys.platform == "linux":  # os.kill finds an ended process until its parent waits for it
-            ended = select.poll()
-            ended.register(os.pidfd_open(starter), select.POLLIN)
-            ended.poll()
-        else:
-            for _ in looks(math.inf):
-                os.kill(starter, 0)
-    os.kill(os.getpid(), signal.SIGTERM)
+        end_with(int(starter))
 
 
 def _start_superexec(api: LocalApi, address: str) -> None:
