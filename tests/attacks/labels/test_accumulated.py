@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 from vfl.attacks import Evidence, Grant, Holdings, RecordedExchange, ThreatModel, View, make
 from vfl.attacks.labels.batch_sums import Equations, grouped
 from vfl.attacks.labels.gradient_mixture import densities
+from vfl.attacks.labels.gradients import guess_rates
 from vfl.attacks.labels.orientation import by_shares, is_upward
 from vfl.attacks.scoring import Case, attempt_all
 from vfl.attacks.transcript import SentCuts, Transcript
@@ -154,6 +155,14 @@ def test_randomised_labels_and_own_columns_count_by_how_many_labels_are_right(fl
     taught = taught if (taught == case.labels).float().mean() > 0.5 else 1 - taught
     best = roc_auc_score(case.labels, known + (2 * taught - 1) * np.log((1 - flip) / flip))
     assert area(case, "gradient_teacher:epochs=8,steps=100") > best - room
+
+
+def test_clusters_of_like_sizes_are_wrong_about_the_frequent_class_only():
+    guesses = torch.arange(1000) < 400  # 100 rows of the rare class, and 300 of the other
+    leaked, truth = torch.tensor([1] * 10 + [1] * 4 + [0] * 6), torch.tensor([1] * 10 + [0] * 10)
+    (_, false), (_, hit) = guess_rates(guesses, leaked, truth, torch.tensor([0.9, 0.1])).tolist()
+    assert hit > 0.8  # one rate for both classes would be .63
+    assert 0.1 * hit + 0.9 * false == pytest.approx(0.4)
 
 
 def test_a_student_on_own_columns_adds_what_they_tell():

@@ -22,6 +22,8 @@ _HIDDEN, _BATCH = 128, 256
 #: Below this probability, a straight line replaces the logarithm. The correction of probabilities
 #: can give negative values, but the order of such rows still carries information.
 _SMALL = 0.05
+_APART = 0.1  # least difference of the two classes' rates; avoids a division by nearly 0
+_UNLIKE = 0.15  # prior deviation of the difference between the two classes' shares of wrong guesses
 _SHARES = 100.0  # leaked rows that give as much evidence as very unequal class shares
 
 
@@ -232,11 +234,11 @@ class GradientTeacher(GradientSimilarity):
     gradients of a few rows, the attack must guess most labels from the inputs. With randomised
     labels, a single row's guess may be wrong, but all guesses together still show the classes. So
     the attack trains a network on the inputs, with the guesses of `gradient_similarity` as labels.
-    The attack estimates the share of right guesses from how often each class is guessed, and from
-    the leaked rows that had gradients. With this share, it corrects the network's outputs for wrong
-    guesses (Patrini et al. 2017, backward correction). For a row with a gradient, the result
-    combines the corrected output and the row's guess. With two classes, the mean of the first
-    gradients and the leaked rows show which class is which.
+    The attack estimates how often each class is guessed for rows of each class, see `guess_rates`.
+    With these rates, it corrects the network's outputs for wrong guesses (Patrini et al. 2017,
+    backward correction). For a row with a gradient, the result combines the corrected output and
+    the row's guess. With two classes, the mean of the first gradients and the leaked rows show
+    which class is which.
 
     Args:
         epochs: number of epochs to read, from the first one.
@@ -265,23 +267,19 @@ class GradientTeacher(GradientSimilarity):
         guesses = scores.argmax(1)
         if classes == 2 and has_gradient.any():
             guesses = self._upright(view, scores[:, 1] - scores[:, 0], has_gradient)
-        known = has_gradient[:rows]
-        right, weight = right_by_shares(guesses[:rows][known], view.prior.double())
-        # One row with a right and one with a wrong guess are added, so that a few right guesses do
-        # not mean certainty.
-        agreed = (guesses[rows:] == truth)[has_gradient[rows:]].double()
-        right = (agreed.sum() + 1 + weight * right) / (len(agreed) + 2 + weight)
-        right = right.clamp(min=1.1 / classes)  # avoids a division by nearly 0
-        wrong = (1 - right) / (classes - 1)
+        known, sure = has_gradient[:rows], has_gradient[rows:]
+        rates = guess_rates(
+            guesses[:rows][known], guesses[rows:][sure], truth[sure], view.prior.double()
+        )
         inputs = torch.cat([view.targets.inputs, view.leaked.inputs]).flatten(1)
         seen = components_of(inputs, self.components)
         labels = torch.cat([guesses[:rows], truth])
         known = torch.cat([known, torch.ones(len(truth), dtype=torch.bool)])
         network = student(seen[known], labels[known], classes, self.steps, draw)
         believed = through(network, seen[:rows]).double().softmax(1)
-        believed = (believed - wrong) / (right - wrong)
+        believed = believed @ rates.inverse()
         line = math.log(_SMALL) + believed / _SMALL - 1
-        answers = torch.where(one_hot(guesses[:rows], classes).bool(), right, wrong)
+        answers = rates.T[guesses[:rows]]
         answers[~has_gradient[:rows]] = 1.0
         shares = torch.where(believed < _SMALL, line, believed.clamp_min(_SMALL).log())
         return (shares + answers.log()).float()
@@ -299,6 +297,70 @@ class GradientTeacher(GradientSimilarity):
         drift = by_shares(first, directions, sides[1] - sides[0], float(view.prior[1]))
         scores = torch.where(has_gradient, above, torch.nan)
         return guesses if is_upward([scores], view.leaked.labels, drift) else 1 - guesses
+
+
+def guess_rates(guesses: Tensor, leaked: Tensor, truth: Tensor, prior: Tensor) -> Tensor:
+    """Estimate with which probability each class is guessed for a row of each class.
+
+    With more than two classes, wrong guesses are assumed to be equally frequent in all classes. Two
+    classes may have different rates: clusters of noisy gradients have similar sizes, so many rows
+    of the frequent class are guessed wrong, and few rows of the rare class.
+
+    Args:
+        guesses: guessed class numbers, axes (rows,).
+        leaked: guessed class numbers of leaked rows, axes (leaked rows,).
+        truth: their class numbers, axes (leaked rows,).
+        prior: share of each class, axes (classes,).
+
+    Returns:
+        Probabilities, axes (class, guess). The matrix can be inverted.
+    """
+    classes = len(prior)
+    if classes == 2 and len(guesses):
+        return _rates_of_two(float(guesses.double().mean()), leaked, truth, float(prior[1]))
+    right, weight = right_by_shares(guesses, prior)
+    # One row with a right and one with a wrong guess are added, so that a few right guesses do
+    # not mean certainty.
+    agreed = (leaked == truth).double()
+    right = (agreed.sum() + 1 + weight * right) / (len(agreed) + 2 + weight)
+    right = right.clamp(min=1.1 / classes)
+    wrong = (1 - right) / (classes - 1)
+    return wrong + (right - wrong) * torch.eye(classes).double()
+
+
+def _rates_of_two(guessed: float, leaked: Tensor, truth: Tensor, share: float) -> Tensor:
+    """Estimate the rates of two classes, see `guess_rates`.
+
+    Let p be the share of class 1, and s the share of rows that are guessed as class 1. Let h and f
+    be the probabilities of this guess for a row of class 1 and of class 0. Then s = p h + (1 - p) f,
+    so only h is unknown. Its posterior mean follows from the leaked rows. A priori, the two classes
+    have similar shares of wrong guesses.
+
+    >>> none = torch.tensor([], dtype=torch.long)
+    >>> _rates_of_two(0.26, none, none, 0.1).round(decimals=2)  # .1 * .76 + .9 * .2 is .26
+    tensor([[0.8000, 0.2000],
+            [0.2400, 0.7600]], dtype=torch.float64)
+
+    Args:
+        guessed: share of the rows that are guessed as class 1.
+        leaked: guessed class numbers of leaked rows, axes (leaked rows,).
+        truth: their class numbers, axes (leaked rows,).
+        share: share of class 1.
+    """
+    hit = torch.linspace(0.005, 0.995, 199).double()
+    false = (guessed - share * hit) / (1 - share)
+    possible = (false > 0) & (false < 1) & (hit - false >= _APART)
+    if not possible.any():  # guesses of one class only
+        hit, false = torch.tensor([[0.5 + _APART / 2], [0.5 - _APART / 2]]).double()
+    else:
+        hit, false = hit[possible], false[possible]
+    plausible = -((hit + false - 1) / _UNLIKE).square() / 2
+    for rate, of_class in ((hit, leaked[truth == 1]), (false, leaked[truth == 0])):
+        ones = int(of_class.sum())
+        plausible = plausible + ones * rate.log() + (len(of_class) - ones) * (1 - rate).log()
+    weights = plausible.softmax(0)
+    one = torch.stack([(weights * false).sum(), (weights * hit).sum()])
+    return torch.stack([1 - one, one], dim=1)
 
 
 def right_by_shares(guesses: Tensor, prior: Tensor) -> tuple[Tensor, float]:
