@@ -103,7 +103,7 @@ def test_what_a_page_does_not_do(pages):
 def test_a_page_that_nobody_opens():
     with tensors.Pool("alice") as pool:
         pool.page("alice")
-        with pytest.raises(MissingPartyError, match="page of alice"):
+        with pytest.raises(MissingPartyError, match="page of worker alice"):
             pool.wait(0.1)
 
 

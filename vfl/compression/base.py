@@ -57,7 +57,7 @@ class StepContext:
                 "this codec keeps state for each row, so it needs the positions of a batch's rows",
                 where=f"step {self.step}",
                 got="no positions" if self.rows is None else f"axes {self.rows.shape}",
-                want=f"axes ({count},), whole numbers from 0 on",
+                want=f"axes ({count},): each row's position in the table, from 0 on",
                 fix="model(inputs, rows=positions), positions from a loader with each batch",
             )
         return self.rows

@@ -170,7 +170,7 @@ def kind_in(name: str) -> str:
 
 
 def _as_bytes(tensor: Tensor) -> bytes:
-    """Return a tensor as bytes for a file; integers of 32 bits stay 32 bits wide."""
+    """Return a tensor as bytes for a file; write int64 values as int32 if all of them fit."""
     array = tensor.contiguous().numpy()
     if array.dtype == np.int64 and array.size:
         least, most = int(array.min()), int(array.max())

@@ -50,7 +50,7 @@ COUNTED = ("rows", "requests")
 
 
 class Caller(Settings):
-    """An authorised client of a service.
+    """A service's record of a client that may query it, without the client's token.
 
     Attributes:
         name: name of the client.
@@ -70,9 +70,9 @@ class Caller(Settings):
 
     @classmethod
     def of_token(cls, token: str) -> Caller:
-        """Return a client for a token from a token file.
+        """Return the service's record of a client whose token is in a token file.
 
-        The client's name is derived from the token's digest.
+        The token file has no names, so 16 digits of the token's digest are the client's name.
         """
         digest = hashlib.sha256(token.encode()).hexdigest()
         return cls(name=digest[:16], digest=digest)

@@ -54,7 +54,7 @@ class PageLink:
 
     def left(self) -> None:
         """Record that the page's WebSocket has disconnected."""
-        self._ended = self._ended or LostPeerError(f"the page of {self.name} was closed")
+        self._ended = self._ended or self._closed()
         os.write(self._write, b"x")
 
     # Pool side.
@@ -64,12 +64,12 @@ class PageLink:
         if self._ended is not None:
             raise self._ended
         if self._say is None:
-            raise LostPeerError(f"the page of {self.name} was not opened")
+            raise LostPeerError(f"no browser has opened the page of worker {self.name}")
         try:
             self._say(bytes(frame.payload))
         except Exception:  # The web server raises various kinds of errors if the page was closed.
             self.left()
-            raise LostPeerError(f"the page of {self.name} was closed") from None
+            raise self._closed() from None
 
     def receive(self) -> Frame:
         """See `Link`."""
@@ -96,7 +96,10 @@ class PageLink:
 
     def close(self) -> None:
         """See `Link`."""
-        self._ended = self._ended or LostPeerError(f"the page of {self.name} was closed")
+        self._ended = self._ended or self._closed()
+
+    def _closed(self) -> LostPeerError:
+        return LostPeerError(f"the browser page in which worker {self.name} runs was closed")
 
 
 class Pages:
@@ -175,8 +178,8 @@ class Pages:
         for link in self._links.values():
             if not link.attached.wait(max(0.0, deadline - time.monotonic())):
                 raise MissingPartyError(
-                    f"the page of {link.name} was not opened within {timeout_s:g} s",
-                    fix="open the address that Pool.page gave",
+                    f"no browser opened the page of worker {link.name} within {timeout_s:g} s",
+                    fix="open the address that Pool.page returned in a browser on this machine",
                 )
 
     def close(self) -> None:

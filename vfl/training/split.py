@@ -744,7 +744,7 @@ def _positions(rows: Any) -> np.ndarray:
             "rows must be positions of rows in a table",
             where="rows",
             got=f"axes {tuple(found.shape)}, {str(found.dtype).removeprefix('torch.')}",
-            want="axes (rows,), whole numbers from 0 on",
+            want="axes (rows,): each row's position in the table, a whole number from 0 on",
         )
     return found.long().cpu().numpy()
 

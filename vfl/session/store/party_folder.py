@@ -547,7 +547,7 @@ class PartyFolder:
 
 
 def table_format(own: DataSettings | OwnData) -> TableFormat:
-    """Return the file format of a table, as an experiment or a party's own file sets it."""
+    """Return how to read a table: separator, encoding, missing words, dates, id type and so on."""
     return TableFormat(
         separator=own.separator,
         missing=own.missing,
