@@ -332,9 +332,9 @@ def _rates_of_two(guessed: float, leaked: Tensor, truth: Tensor, share: float) -
     """Estimate the rates of two classes, see `guess_rates`.
 
     Let p be the share of class 1, and s the share of rows that are guessed as class 1. Let h and f
-    be the probabilities of this guess for a row of class 1 and of class 0. Then s = p h + (1 - p) f,
-    so only h is unknown. Its posterior mean follows from the leaked rows. A priori, the two classes
-    have similar shares of wrong guesses.
+    be the probabilities of this guess for a row of class 1 and of class 0. Then s is
+    p h + (1 - p) f, so only h is unknown. Its posterior mean follows from the leaked rows. A
+    priori, the two classes have similar shares of wrong guesses.
 
     >>> none = torch.tensor([], dtype=torch.long)
     >>> _rates_of_two(0.26, none, none, 0.1).round(decimals=2)  # .1 * .76 + .9 * .2 is .26
