@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from vfl.compression import StepContext
 from vfl.core.errors import SpecError
-from vfl.core.registry import require_choice, require_range
+from vfl.core.registry import require_range
 from vfl.core.seeds import Secret
 from vfl.defenses.base import (
-    MOST_EPOCHS,
     MOST_EPSILON,
     MOST_STEPS,
     Batch,
@@ -25,7 +23,7 @@ from vfl.defenses.base import (
 )
 from vfl.defenses.label_dp import flip_of, respond
 from vfl.defenses.label_free import Anchored, LabelFree, Pretrained
-from vfl.defenses.self_supervision import Learned, learn, learning_bytes
+from vfl.defenses.self_supervision import Learned, LearnsFirst
 from vfl.privacy import PrivacyStatement
 
 #: Text of an assumption that the guarantees state: the validation loss depends on true labels, and
@@ -62,7 +60,7 @@ class Bounded(nn.Module):
         return outputs
 
 
-class FewRounds(Defense):
+class FewRounds(LearnsFirst):
     """Bottoms learn without labels first, then from few gradients, and are then frozen.
 
     Before the first step, a bottom learns only from its owner's rows, without labels, as a
@@ -110,7 +108,7 @@ class FewRounds(Defense):
 
     side = "both"
     rows_apart = True
-    once = True
+    purpose = "few_rounds"
 
     def __init__(
         self,
@@ -124,22 +122,13 @@ class FewRounds(Defense):
         require_range("steps", steps, 0, MOST_STEPS)
         if epsilon is not None:
             require_range("epsilon", epsilon, 0, MOST_EPSILON)
-        require_choice("kind", kind, get_args(Learned))
-        require_range("epochs", epochs, 1, MOST_EPOCHS)
-        require_range("mask", mask, 0, 0.9)
+        super().__init__(kind, epochs, mask, unaligned)
         self.steps = steps
         self.epsilon = epsilon
-        self.kind = kind
-        self.mask = mask
-        self.unaligned = unaligned
-        self.fit_epochs = epochs
         self._classes = 0
         self._bottom: Bounded | None = None
         self._answers: Tensor | None = None  # randomised labels of all training rows
         self._indices: Tensor | None = None
-
-    def working_bytes(self, rows: int, columns: int, width: int) -> int:
-        return learning_bytes(self.kind, columns, width)
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         others = (*before, *after)
@@ -169,10 +158,6 @@ class FewRounds(Defense):
     def wrap_bottom(self, bottom: nn.Module, width: int) -> nn.Module:
         self._bottom = Bounded(bottom)
         return self._bottom
-
-    def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
-        draw = torch.Generator().manual_seed(secret.number("few_rounds"))
-        learn(self.kind, bottom, inputs, draw, self.fit_epochs, self.mask)
 
     def counts(self, indices: Tensor, epoch: int) -> Tensor | None:
         self._indices = indices

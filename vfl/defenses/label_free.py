@@ -20,7 +20,7 @@ from vfl.core.registry import require_choice, require_range
 from vfl.core.seeds import Secret
 from vfl.defenses.base import MOST_EPOCHS, Defense, uses
 from vfl.defenses.components import Components, fit_bytes
-from vfl.defenses.self_supervision import Learned, learn, learning_bytes
+from vfl.defenses.self_supervision import Learned, LearnsFirst, learn, learning_bytes
 from vfl.privacy import PrivacyStatement
 
 Kind = Literal["random", "pca", Learned]
@@ -146,7 +146,7 @@ class LabelFree(Defense):
         return (PrivacyStatement(protects="labels", against=against),)
 
 
-class Pretrained(Defense):
+class Pretrained(LearnsFirst):
     """The bottom first learns without labels from its owner's rows, and then from labels as usual.
 
     Before the first step, the bottom learns from the inputs of the party's training rows, and of
@@ -172,7 +172,7 @@ class Pretrained(Defense):
     """
 
     side = "feature"
-    once = True
+    purpose = "pretrained"
 
     def __init__(
         self,
@@ -181,16 +181,7 @@ class Pretrained(Defense):
         mask: float = 0.6,
         unaligned: bool = True,
     ) -> None:
-        require_choice("kind", kind, get_args(Learned))
-        require_range("epochs", epochs, 1, MOST_EPOCHS)
-        require_range("mask", mask, 0, 0.9)
-        self.kind = kind
-        self.mask = mask
-        self.unaligned = unaligned
-        self.fit_epochs = epochs
-
-    def working_bytes(self, rows: int, columns: int, width: int) -> int:
-        return learning_bytes(self.kind, columns, width)
+        super().__init__(kind, epochs, mask, unaligned)
 
     def beside(self, before: Sequence[Defense], after: Sequence[Defense]) -> None:
         if any(isinstance(member, LabelFree | Anchored) for member in (*before, *after)):
@@ -198,10 +189,6 @@ class Pretrained(Defense):
                 "'pretrained' trains the whole bottom, and the other member builds another one",
                 fix="use one of the two; label_free:kind=scarf keeps the pretrained bottom frozen",
             )
-
-    def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
-        draw = torch.Generator().manual_seed(secret.number("pretrained"))
-        learn(self.kind, bottom, inputs, draw, self.fit_epochs, self.mask)
 
 
 class AnchoredBottom(nn.Module):

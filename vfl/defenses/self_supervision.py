@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn, optim
@@ -22,7 +22,9 @@ from torch.nn.functional import (
     relu,
 )
 
-from vfl.defenses.base import FIT_ROWS
+from vfl.core.registry import require_choice, require_range
+from vfl.core.seeds import Secret
+from vfl.defenses.base import FIT_ROWS, MOST_EPOCHS, Defense
 from vfl.models.optimizers import descend
 
 Learned = Literal["autoencoder", "scarf", "simclr", "vicreg", "vime"]
@@ -98,6 +100,42 @@ def learn(
         "vicreg": _comparing(inputs, draw, mask, vicreg_loss),
     }
     _descend(encoder, _HEAD_WIDTH, inputs, draw, epochs, FIT_ROWS // 2, made[kind])
+
+
+class LearnsFirst(Defense):
+    """Base class of defenses whose whole bottom first learns without labels.
+
+    Args:
+        kind: label-free objective; see `learn`.
+        epochs: number of epochs over the party's rows before the first step.
+        mask: share of a row's values to hide or replace, 0 to 0.9.
+        unaligned: whether the bottom also learns from the party's unaligned rows.
+
+    Attributes:
+        purpose: name of the random numbers that are drawn from the feature party's secret.
+
+    Raises:
+        BadOptionError: an option is out of range.
+    """
+
+    once = True
+    purpose: ClassVar[str]
+
+    def __init__(self, kind: Learned, epochs: int, mask: float, unaligned: bool) -> None:
+        require_choice("kind", kind, get_args(Learned))
+        require_range("epochs", epochs, 1, MOST_EPOCHS)
+        require_range("mask", mask, 0, 0.9)
+        self.kind = kind
+        self.mask = mask
+        self.unaligned = unaligned
+        self.fit_epochs = epochs
+
+    def working_bytes(self, rows: int, columns: int, width: int) -> int:
+        return learning_bytes(self.kind, columns, width)
+
+    def fit(self, bottom: nn.Module, inputs: Tensor, secret: Secret) -> None:
+        draw = torch.Generator().manual_seed(secret.number(self.purpose))
+        learn(self.kind, bottom, inputs, draw, self.fit_epochs, self.mask)
 
 
 def train_autoencoder(
