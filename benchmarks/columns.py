@@ -525,12 +525,11 @@ def _pictures_read(
     wanted: Mapping[str, Measure], known: Known, asked: Known, pictures: Tensor,
     groups: Sequence[Tensor], seed: int,
 ) -> Iterator[Read]:  # fmt: skip
-    started = time.process_time()
-    facts, truth = (pictures[rows] for rows in groups)
-    found = read_pictures(known, facts, asked, truth, seed)
-    spent = time.process_time() - started
+    with harness.measured() as cost:
+        facts, truth = (pictures[rows] for rows in groups)
+        found = read_pictures(known, facts, asked, truth, seed)
     for column, measure in wanted.items():
-        yield column, {reads: found[reads][measure] for reads in READS}, spent
+        yield column, {reads: found[reads][measure] for reads in READS}, cost.cpu_s
 
 
 def reached(rows: Sequence[ColumnRow], column: str) -> list[float]:

@@ -414,9 +414,9 @@ class _Bench:
             step = torch.tensor([prompt])
             with torch.no_grad(), cached(self._plain):
                 for taken in range(self._count):
-                    began = time.monotonic()
-                    token = int(self._plain(step)[0, -1].argmax())
-                    (nexts if taken else firsts).append(time.monotonic() - began)
+                    with harness.measured() as cost:
+                        token = int(self._plain(step)[0, -1].argmax())
+                    (nexts if taken else firsts).append(cost.wall_s)
                     step = torch.tensor([[token]])
         return LlmRow(
             system="plain torch", line=self._line, first_s=median(firsts), next_s=median(nexts)

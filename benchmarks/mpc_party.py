@@ -20,6 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from benchmarks import harness
 from benchmarks.emulation import LinkModel, Wan
 from benchmarks.mpc_workloads import (
     LEARNING_RATE,
@@ -459,13 +460,12 @@ def matmul_ms(shapes: Sequence[tuple[int, int, int]]) -> float:
         (torch.ones(rows, inner, dtype=torch.int64), torch.ones(inner, columns, dtype=torch.int64))
         for rows, inner, columns in shapes
     ]
-    taken = []
-    for _ in range(_TRIES):
-        began = time.perf_counter()
+
+    def multiply() -> None:
         for left, right in pairs:
             matmul(left, right)
-        taken.append(time.perf_counter() - began)
-    return 1000 * min(taken)
+
+    return 1000 * min(harness.timed(multiply, time.perf_counter) for _ in range(_TRIES))
 
 
 def _lines(trio: Trio | LocalMembers, wan: Wan) -> LinkModel:
@@ -531,10 +531,8 @@ def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent)
     example = None if rank == P2 else _example(task.workload)
     part = _part(party, workload, example)
     part.prepare(fresh=task.fresh)
-    before, dealing = bytes_by_phase(traffic(party)), time.monotonic()
-    if task.ahead:
-        part.deal_ahead()
-    offline_ms = 1000 * (time.monotonic() - dealing)
+    before = bytes_by_phase(traffic(party))
+    offline_ms = 1000 * harness.timed(part.deal_ahead, time.monotonic) if task.ahead else 0.0
     parent.put(Ready())
     begin_at = parent.get(Go).at
     time.sleep(max(0.0, begin_at - time.monotonic()))
@@ -552,7 +550,7 @@ def play(rank: int, links: dict[int, TransportLink], task: Task, parent: Parent)
         began=began,
         ended=ended,
         cpu_ms=cpu_ms,
-        offline_ms=offline_ms if task.ahead else 0.0,
+        offline_ms=offline_ms,
         bytes_setup=before["setup"],
         bytes_offline=after["offline"] - before["offline"],
         bytes_online=after["online"] - before["online"],

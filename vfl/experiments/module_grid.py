@@ -335,20 +335,31 @@ def _running(role: str) -> Iterator[None]:
     except VFLError:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        theirs = [one for one in frames if _is_of_caller(one.filename)]
-        last = (theirs or frames)[-1]
+        _, where = last_line(error, lambda file: "-packages" not in file and not is_of_vfl(file))
         raise UserError(
             f"the function that you gave as {role} ended with an error",
-            where=f"{last.filename}:{last.lineno} in {last.name}",
+            where=where,
             got=type(error).__name__,
             fix="the error itself is printed above, as the cause",
         ) from error
 
 
-def _is_of_caller(file: str) -> bool:
-    """Return whether a file belongs neither to vfl nor to an installed package."""
-    return "-packages" not in file and not Path(file).is_relative_to(_PACKAGE)
+def last_line(error: Exception, counts: Callable[[str], bool]) -> tuple[str, str]:
+    """Return the file of the last executed line, and this line with its function as text.
+
+    Args:
+        error: the error that ended a function.
+        counts: function that returns whether lines of a file count; if no executed line counts, the
+            result is the last one of all.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    last = ([one for one in frames if counts(one.filename)] or frames)[-1]
+    return last.filename, f"{last.filename}:{last.lineno} in {last.name}"
+
+
+def is_of_vfl(file: str) -> bool:
+    """Return whether a file belongs to vfl."""
+    return Path(file).is_relative_to(_PACKAGE)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,6 @@ import queue
 import sys
 import threading
 import time
-import traceback
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from vfl.experiments.cells import (
     is_done,
 )
 from vfl.experiments.checks import require_test_rows
-from vfl.experiments.module_grid import Recipe, run_module_cell
+from vfl.experiments.module_grid import Recipe, is_of_vfl, last_line, run_module_cell
 from vfl.experiments.outside import OUTSIDE_FAILURE, attack_from_outside
 from vfl.experiments.staleness import put_aside_if_stale
 from vfl.experiments.training import DataCache, measure_cell, train_cell
@@ -46,7 +45,6 @@ from vfl.experiments.value import run_value_cell
 if TYPE_CHECKING:
     from vfl.experiments.on_ray import RayCluster
 
-_PACKAGE = Path(__file__).parents[1]
 #: Number of times that a cell is run if its process dies.
 TRIES = 3
 
@@ -342,15 +340,8 @@ def run_cell(
 
 def _bug(bug: Exception) -> dict[str, Any]:
     """Return a record that says whether vfl or a plug-in failed, with the last executed line."""
-
-    def is_ours(file: str) -> bool:
-        return Path(file).is_relative_to(_PACKAGE)
-
-    frames = traceback.extract_tb(bug.__traceback__)
-    own = [one for one in frames if is_ours(one.filename) or "-packages" not in one.filename]
-    last = (own or frames)[-1]
-    whose = "this is a bug of vfl" if is_ours(last.filename) else "a plug-in stopped"
-    where = f"{last.filename}:{last.lineno} in {last.name}"
+    file, where = last_line(bug, lambda file: "-packages" not in file or is_of_vfl(file))
+    whose = "this is a bug of vfl" if is_of_vfl(file) else "a plug-in stopped"
     return {"what": f"{whose}: {type(bug).__name__}", "where": where, "exit": 1}
 
 

@@ -48,6 +48,7 @@ InnerBits = Annotated[
     int | None,
     option("Bits before the point of values inside a layer, and of tokens' scores.", min=4, max=15),
 ]
+Mode = Annotated[str, option("fast, or thesis for the protocols as the thesis prints them.")]
 Protect = Annotated[
     str,
     option('"scores": the user does not see attention scores, permuted or not; more is dealt.'),
@@ -76,9 +77,7 @@ def init(
             " questions that are asked together."
         ),
     ] = 256,
-    mode: Annotated[
-        str, option("fast, or thesis for the protocols as the thesis prints them.")
-    ] = "fast",
+    mode: Mode = "fast",
     integer_bits: IntegerBits = None,
     inner_bits: InnerBits = None,
     protect: Protect = "nothing",
@@ -258,9 +257,7 @@ def demo(
     folder: Annotated[
         Path | None, option("Folder of the project; by default a new one under runs/.", "--folder")
     ] = None,
-    mode: Annotated[
-        str, option("fast, or thesis for the protocols as the thesis prints them.")
-    ] = "fast",
+    mode: Mode = "fast",
     integer_bits: IntegerBits = None,
     inner_bits: InnerBits = None,
     protect: Protect = "nothing",
