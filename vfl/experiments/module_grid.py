@@ -32,7 +32,7 @@ from vfl.config.run_folder import RunFolder
 from vfl.core.errors import ConfigError, DataError, RunFolderError, UserError, VFLError
 from vfl.core.registry import named
 from vfl.core.seeds import Secret, derive, scoped
-from vfl.core.storage import stamp, weights_digest, write_json
+from vfl.core.storage import stamp, write_json
 from vfl.datasets import PartyData
 from vfl.experiments.attack_grid import keep_pictures_of
 from vfl.experiments.attack_runner import codes_of
@@ -69,7 +69,7 @@ from vfl.training.fitting import (
     recipe_of,
     row_digests,
 )
-from vfl.training.recorder import ModuleTrace
+from vfl.training.recorder import ModuleTrace, module_digest
 from vfl.training.split import Crossings, crossings_of
 
 #: Function that makes an untrained module from the spec of a codec, the spec of a defense, and a
@@ -517,16 +517,11 @@ def _trained_module(
         **traffic,
         "secure": experiment.secure,
         "privacy": [one.as_dict() for one in found.privacy()],
-        "weights_sha256": _digest_of(found),
+        "weights_sha256": module_digest(found),
         "run": str(path),
     }
     run.finish(summary, ledger)
     return found, trace
-
-
-def _digest_of(model: Crossings) -> str:
-    state = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
-    return weights_digest(state)
 
 
 def _recorded_again(cell: Cell, path: Path, recipe: Recipe, device: str) -> ModuleTrace:
@@ -538,7 +533,7 @@ def _recorded_again(cell: Cell, path: Path, recipe: Recipe, device: str) -> Modu
     model = recipe.of_cell(cell.experiment, device)
     with ModuleTrace(model) as trace:
         found = recipe.trained(model, recipe.rows(cell.experiment.seed), lambda epoch: None)
-    before, now = str(RunFolder(path).summary()["weights_sha256"]), _digest_of(found)
+    before, now = str(RunFolder(path).summary()["weights_sha256"]), module_digest(found)
     if before != now:
         raise RunFolderError(
             "the training was repeated for a recording, but gave other weights",

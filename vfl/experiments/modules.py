@@ -36,7 +36,6 @@ from vfl.config import GridSettings
 from vfl.core.errors import DataError, UserError
 from vfl.core.frame import Kind
 from vfl.core.seeds import generator, scoped
-from vfl.core.storage import weights_digest
 from vfl.datasets import PartyData, Split
 from vfl.experiments.attack_grid import attack_plan
 from vfl.experiments.attack_runner import AttackRunner, FinishedAttack
@@ -69,7 +68,7 @@ from vfl.training.fitting import (
     one_a_row,
     row_digests,
 )
-from vfl.training.recorder import ModuleTrace
+from vfl.training.recorder import ModuleTrace, module_digest
 from vfl.training.split import Crossings, SplitModule
 
 
@@ -571,8 +570,7 @@ class _ModuleCases(Cases):
 
     @property
     def weights_sha256(self) -> str:
-        state = {name: one for name, one in self._model.state_dict().items() if _is_tensor(one)}
-        return weights_digest(state) + self._digest
+        return module_digest(self._model) + self._digest
 
     def _received(self, draw: torch.Generator) -> Case:
         rows = torch.arange(len(self._own_victim.labels))
@@ -609,10 +607,6 @@ class _ModuleCases(Cases):
         top = getattr(self._model, "top", None)
         alone = list(self.experiment.feature_parties) == [self.party]
         return partial(copy.deepcopy, top) if alone and isinstance(top, nn.Module) else None
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
 
 
 class ModuleAttacks:

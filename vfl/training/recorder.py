@@ -95,7 +95,7 @@ class ModuleTrace:
         """Stop recording, and store a digest of the module's weights at the end of the training."""
         if self._open is not None:
             self._open.close()
-        self._ended_with = _weights_of(self._model)
+        self._ended_with = module_digest(self._model)
 
     def require_of(self, model: Crossings) -> None:
         """Reject a module that is not the recorded module, its copy, or a module with its weights.
@@ -103,7 +103,7 @@ class ModuleTrace:
         Raises:
             DataError: the trace belongs to another module's training.
         """
-        if model.lineage != self._model.lineage and _weights_of(model) != self._ended_with:
+        if model.lineage != self._model.lineage and module_digest(model) != self._ended_with:
             raise DataError(
                 "this trace belongs to another module's training",
                 where="trace",
@@ -203,7 +203,7 @@ class ModuleTrace:
         return found
 
 
-def _weights_of(model: Crossings) -> str:
+def module_digest(model: Crossings) -> str:
     """Return a digest of a module's weights and buffers."""
     state = {name: one for name, one in model.state_dict().items() if isinstance(one, Tensor)}
     return weights_digest(state)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from vfl.attacks.active.base import InputBackdoor
+from vfl.attacks.active.base import MOST_WARMUP, InputBackdoor
 from vfl.attacks.active.rows import KnownRows, RowTable, positions_of
 from vfl.attacks.base import fit, key_of, through
 from vfl.attacks.view import Grant, View
@@ -17,7 +17,6 @@ from vfl.compression import StepContext
 from vfl.core.registry import require_range
 from vfl.core.seeds import generator, scoped
 
-_MOST_WARMUP = 1000
 _HEAD_STEPS, _NETWORK_STEPS, _RATE = 300, 300, 0.01
 
 
@@ -61,7 +60,7 @@ class InferredReplacement(InputBackdoor):
         value: float = 3.0,
     ) -> None:
         super().__init__(target, share, columns, value)
-        require_range("warmup", warmup, 1, _MOST_WARMUP)
+        require_range("warmup", warmup, 1, MOST_WARMUP)
         self.warmup = warmup
         self._cuts = RowTable()
         self._labels: dict[int, int] = {}

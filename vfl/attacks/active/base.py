@@ -19,6 +19,8 @@ from vfl.session import Adversary
 
 #: Limit of a trigger's value, which keeps the network's numbers finite.
 _FARTHEST = 1e6
+#: Largest number of epochs in which an adversary does not tamper.
+MOST_WARMUP = 1000
 
 
 class ActiveAdversary(Adversary):

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from vfl.attacks.active.base import InputBackdoor
+from vfl.attacks.active.base import MOST_WARMUP, InputBackdoor
 from vfl.attacks.active.rows import KnownRows, RowTable, positions_of
 from vfl.attacks.base import key_of
 from vfl.attacks.view import Grant, View
 from vfl.compression import StepContext
 from vfl.core.registry import require_range
 from vfl.core.seeds import generator
-
-_MOST_WARMUP = 1000
 
 
 class LabelFree(InputBackdoor):
@@ -57,7 +55,7 @@ class LabelFree(InputBackdoor):
         value: float = 3.0,
     ) -> None:
         super().__init__(target, share, columns, value)
-        require_range("warmup", warmup, 1, _MOST_WARMUP)
+        require_range("warmup", warmup, 1, MOST_WARMUP)
         self.warmup = warmup
         self._gradients = RowTable()
         self._chosen: set[int] = set()

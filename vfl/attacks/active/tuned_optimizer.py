@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vfl.attacks.active.base import MOST_WARMUP
 from vfl.attacks.active.malicious_optimizer import MaliciousOptimizer
 from vfl.attacks.base import key_of, scale_by
 from vfl.attacks.labels.adaptive import ordered, stratified_folds
@@ -17,8 +18,6 @@ from vfl.compression import StepContext
 from vfl.core.errors import BadOptionError, DataError
 from vfl.core.registry import require, require_range
 from vfl.core.seeds import generator
-
-_MOST_WARMUP = 1000
 
 
 class TunedOptimizer(MaliciousOptimizer):
@@ -55,7 +54,7 @@ class TunedOptimizer(MaliciousOptimizer):
     holds = frozenset({Grant.LEAKED, Grant.INPUTS})
 
     def __init__(self, gains: str = "0+1+3", most: float = 5.0, warmup: int = 1) -> None:
-        require_range("warmup", warmup, 0, _MOST_WARMUP)
+        require_range("warmup", warmup, 0, MOST_WARMUP)
         self.gains = _gains_of(gains)
         self.warmup = warmup
         super().__init__(0.0 if warmup else self.gains[0], most)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from vfl.attacks.active.base import Backdoor
+from vfl.attacks.active.base import MOST_WARMUP, Backdoor
 from vfl.attacks.active.rows import KnownRows, RowTable, positions_of
 from vfl.attacks.base import key_of
 from vfl.attacks.view import Grant, View
@@ -17,7 +17,6 @@ from vfl.compression import StepContext
 from vfl.core.registry import require_range
 from vfl.core.seeds import generator
 
-_MOST_WARMUP = 1000
 _MOST = 1e6
 
 
@@ -77,8 +76,8 @@ class Villain(Backdoor):
         require_range("target", target, 0)
         require_range("share", share, 0, 1)
         require_range("strength", strength, 0, _MOST)
-        require_range("warmup", warmup, 1, _MOST_WARMUP)
-        require_range("inferring", inferring, 1, _MOST_WARMUP)
+        require_range("warmup", warmup, 1, MOST_WARMUP)
+        require_range("inferring", inferring, 1, MOST_WARMUP)
         require_range("swaps", swaps, 1)
         require_range("ratio", ratio, 0, _MOST)
         require_range("dropout", dropout, 0, 1)
