@@ -63,6 +63,41 @@ def test_a_tables_mistake_names_file_and_line(vfl, loans):
     assert "  where loans.toml:15: parties.shop.columns\n" in mistake(vfl("check", loans))
 
 
+PARTY_FILES = """data.source = "lender.toml"
+[parties.bank]
+source = "bank.toml"
+[parties.shop]
+source = "shop.toml"
+[parties.lender]
+source = "lender.toml"
+[label]
+party = "lender"
+column = "paid"
+"""
+
+
+@pytest.mark.parametrize("model", ["tree", "trees:max_depth=400"])
+def test_a_model_of_the_command_line_is_not_called_a_secure_mode(vfl, breast_cancer, model):
+    told = mistake(vfl("check", breast_cancer, "-s", "secure=none", "-s", f"model={model}"))
+    assert ": model" in told
+    assert "secure" not in told
+
+
+def test_a_column_that_a_party_file_names_is_sought_there(vfl, loans, tmp_path):
+    own = tmp_path / "bank.toml"
+    text = 'party = "bank"\n[data]\nsource = "loans.csv"\nid = "customer"\ncolumns = ["incomes"]\n'
+    own.write_text(text)
+    shop = tmp_path / "shop.toml"
+    shop.write_text(text.replace("bank", "shop").replace("incomes", "debt"))
+    lender = text.replace("bank", "lender").replace("incomes", "town") + 'label = "paid"\n'
+    (tmp_path / "lender.toml").write_text(lender)
+    trial = tmp_path / "trial.toml"
+    trial.write_text(PARTY_FILES)
+    told = mistake(vfl("check", trial))
+    assert "  where trial.toml:3: parties.bank.source\n" in told
+    assert "did you mean 'income'?" in told
+
+
 def test_a_partys_own_mistake_names_its_own_file_and_line(vfl, tmp_path, table):
     path = tmp_path / "party.toml"
     path.write_text('party = "bank"\n[data]\nsource = "loans.csv"\nid = "custome"\n')
@@ -159,6 +194,7 @@ def test_an_interruption_is_exit_code_130(vfl, breast_cancer, monkeypatch):
     done = vfl("train", breast_cancer)
     assert (done.code, done.out) == (130, "")
     assert "Traceback" not in done.err
+    assert f"vfl train {breast_cancer} --resume runs/" in done.err
 
 
 def test_a_bug_of_ours_is_exit_code_1_and_quotes_no_cell(vfl, breast_cancer, monkeypatch):
@@ -210,6 +246,8 @@ def test_no_cell_and_no_id_of_a_failing_run_is_shown(refused, tmp_path, loans, f
     for command in ("check", "train"):
         done = refused(command, loans, "-s", "train.epochs=1")
         assert not leaks(done.out + done.err)
+        if failure == "infinite":
+            assert "  where party 'bank'\n" in done.err
 
 
 def test_no_cell_and_no_id_is_shown_when_all_goes_well(vfl, tmp_path, loans):

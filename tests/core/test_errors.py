@@ -60,7 +60,14 @@ def test_a_record_rebuilds_the_error():
 
 
 @pytest.mark.parametrize(
-    ("slip", "hint"), [("randtopp", "did you mean 'randtopk'?"), ("zzz", None), ("", None)]
+    ("slip", "hint"),
+    [
+        ("randtopp", "did you mean 'randtopk'?"),
+        ("noise", "did you mean 'clipped_noise' or 'gradient_noise'?"),  # and not 'none'
+        ("zzz", None),
+        ("", None),
+    ],
 )
 def test_nearest(slip, hint):
-    assert nearest(slip, ["none", "topk", "randtopk"]) == hint
+    known = ["none", "topk", "randtopk", "clipped_noise", "gradient_noise"]
+    assert nearest(slip, known) == hint

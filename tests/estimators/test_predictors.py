@@ -110,6 +110,7 @@ def test_pipeline_and_grid_search_of_a_classifier(cancer):
         ({"codec": "randtopp"}, UnknownNameError, "did you mean 'randtopk'"),
         ({"merge": "meen"}, UnknownNameError, "did you mean 'mean'"),
         ({"parties": {"a": ["mean radiuss"]}}, MissingColumnError, "mean radius"),
+        ({"parties": {"a": [0], "b": [77]}}, MissingColumnError, "numbers from 0 to"),
         ({"parties": {"a": ["mean *"], "b": ["mean area"]}}, SharedColumnError, "a and b"),
         ({"epochs": 0}, ConfigError, "train.epochs = 0"),
     ],

@@ -99,6 +99,10 @@ def test_what_does_not_fit_is_refused():
     bottoms, top, widths = parts()
     with pytest.raises(DataError, match="one bottom and one width"):
         SplitModule(bottoms, top, {"bank": 6})
+    with pytest.raises(DataError, match="takes widths by party"):
+        SplitModule(bottoms, top, [6, 6])
+    with pytest.raises(DataError, match=r"on meta\n.*device"):
+        SplitModule(bottoms, top, widths)({k: v.to("meta") for k, v in batch().items()})
     with pytest.raises(SpecError, match="equal widths"):
         SplitModule(bottoms, top, {"bank": 6, "shop": 5}, merge="sum")
     with pytest.raises(ConfigError, match="the label party's own columns"):
@@ -145,6 +149,7 @@ EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten())
         ),
         (lambda: split(NORMED, "0", torch.ones(2, 3), defense="layer_norm"), "SplitModule"),
         (lambda: split("net", "0", torch.ones(2, 3)), "cut at layers"),
+        (lambda: split(NORMED, "0", torch.ones(2, 5)), r"does not take these inputs.*\(2, 5\)"),
         (lambda: split(nn.Linear(3, 2), 1, torch.ones(2, 3)), "cut at layers"),
     ],
 )

@@ -155,20 +155,24 @@ def train(
     folder = resume or runs / new_run_name(experiment.name)
     with locations.located(Experiment):
         data = run.load_data(experiment, download=download)
-        run.train(
-            experiment,
-            folder.parent,
-            folder.name,
-            data=data,
-            command=command_of(
-                "train", str(path), settings=settings or [], device=device, threads=threads
-            ),
-            resume=resume is not None,
-            on_epoch=say_epoch,
-            on_progress=progress_line.show,
-            device=device,
-            say=say,
-        )
+        try:
+            run.train(
+                experiment,
+                folder.parent,
+                folder.name,
+                data=data,
+                command=command_of(
+                    "train", str(path), settings=settings or [], device=device, threads=threads
+                ),
+                resume=resume is not None,
+                on_epoch=say_epoch,
+                on_progress=progress_line.show,
+                device=device,
+                say=say,
+            )
+        except KeyboardInterrupt:
+            say(f"interrupted; to continue: vfl train {path} --resume {folder}")
+            raise
     label_alone(RunFolder(folder), data[experiment.label.party])
     write_elsewhere(folder, write)
     show_training(folder, json)

@@ -317,9 +317,16 @@ class RingOverflowError(UserError, code="V602"):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Suggest the known name that is most similar to a misspelt name; None if none is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'?" if close else None
+    """Suggest known names with this word, or else the most similar name; None if none is similar.
+
+    >>> nearest("noise", ["clipped_noise", "gradient_noise", "none"])
+    "did you mean 'clipped_noise' or 'gradient_noise'?"
+    """
+    names = list(known)
+    close = [one for one in names if name in one.split("_")][:2]
+    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    shown = " or ".join(f"'{one}'" for one in close)
+    return f"did you mean {shown}?" if close else None
 
 
 def record_lines(record: Mapping[str, Any]) -> list[str]:

@@ -296,7 +296,9 @@ def load_table(
     else:
         split = dealing.split_of(order.rows, place=place)
     inputs = {
-        party: given.inputs(replace(table, columns=own), split, encoders.get(party))
+        party: _inputs(
+            given, f"party '{party}'", replace(table, columns=own), split, encoders.get(party)
+        )
         for party, own in columns.items()
     }
     rows = AlignedRows.of(order.rows, split, order.ids, order.digest)
@@ -375,8 +377,9 @@ def load_parties(
     for name in order:
         more = joined.others[name] if unaligned and name != label_party else None
         own = replace(tables[name], columns=columns[name])
-        given = HeldRows(joined.frames[name], f"party '{name}'", joined.held.get(name), more)
-        inputs[name] = given.inputs(own, split, encoders.get(name))
+        whose = f"party '{name}'"
+        given = HeldRows(joined.frames[name], whose, joined.held.get(name), more)
+        inputs[name] = _inputs(given, whose, own, split, encoders.get(name))
     rows = AlignedRows.of(len(codes), split, joined.ids, joined.digest)
     rows = replace(rows, held=joined.held, id_rules=joined.rules)
     return _of_parties(rows, inputs, labels, learned)
@@ -397,7 +400,9 @@ def _read_tables(
         for each in ids:
             check_column(known, each, f"the id column of party '{name}'", "data.id")
         asked = party_columns[name] or own.columns or ("*",) if name in party_columns else ()
-        whose = f"parties.{name}.columns"
+        # Columns of a party file: the error names the line of that file's name
+        of_file = own.columns and not party_columns.get(name)
+        whose = f"parties.{name}.{'source' if of_file else 'columns'}"
         columns[name] = own_columns(known, asked, name, labels, own.id_column, whose)
         kept = [*ids, *columns[name]]
         if name in by_party:
@@ -638,7 +643,7 @@ def load_own(
     split = split_of(order.rows) if alignment is None else alignment.split(split_of)
     given = _given(whole, whose, order, place, held.get(name), unaligned)
     labels = (None, None) if label is None else given.labels(label.column, label.task)
-    inputs = given.inputs(replace(table, columns=own), split, encoder)
+    inputs = _inputs(given, whose, replace(table, columns=own), split, encoder)
     rows = AlignedRows.of(order.rows, split, None if name in held else order.ids, order.digest)
     return replace(rows.party(name, inputs, *labels), held=held, id_rules=_rules(table, alignment))
 
@@ -706,7 +711,8 @@ def load_for_prediction(
     whole, order = read_rows(table, whose, place, columns, alignment, "data.predict")
     nothing = np.empty(0, dtype=np.int64)
     split = Split(nothing, nothing, np.arange(order.rows, dtype=np.int64))
-    inputs = _given(whole, whose, order, place, held.get(name)).inputs(table, split, encoder)
+    given = _given(whole, whose, order, place, held.get(name))
+    inputs = _inputs(given, whose, table, split, encoder)
     known = None if order.absent is not None else order.ids
     rows = AlignedRows.of(order.rows, split, known, order.digest)
     return replace(rows.party(name, inputs), held=held, id_rules=_rules(table, alignment))
@@ -782,6 +788,21 @@ def own_columns(
     for column in learned or (None,):
         check_features(party, columns, column, ids or None, setting)
     return columns
+
+
+def _inputs(
+    given: HeldRows | StreamedTable,
+    whose: str,
+    own: OwnTable,
+    split: Split,
+    encoder: Encoder | None,
+) -> Inputs:
+    """Encode a party's columns; an error without a place names the party."""
+    try:
+        return given.inputs(own, split, encoder)
+    except DataError as error:
+        error.where = error.where or whose
+        raise
 
 
 def fit_inputs(

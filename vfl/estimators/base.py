@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from vfl.config import DataSettings, Experiment, LabelSettings, PartySettings, TrainSettings
 from vfl.config.toml import Settings
-from vfl.core.errors import ConfigError, DataError
+from vfl.core.errors import ConfigError, DataError, MissingColumnError
 from vfl.datasets import PartyData, Split, split_rows
 from vfl.datasets.encode import TextColumn
 from vfl.datasets.load import fit_inputs, partition_columns
@@ -304,6 +304,14 @@ def owners_of(parties: Mapping[str, Columns] | int, columns: list[str]) -> dict[
         )
     owners = {}
     for name, own in parties.items():
+        places = [one for one in own if isinstance(one, int | np.integer)]
+        if any(not -len(columns) <= one < len(columns) for one in places):
+            raise MissingColumnError(
+                f"party '{name}' names a column that the table lacks",
+                where=f"parties['{name}']",
+                got=f"column number {', '.join(map(str, places))}",
+                want=f"numbers from 0 to {len(columns) - 1}, or names of columns",
+            )
         names = [columns[c] if isinstance(c, int | np.integer) else c for c in own]
         owners[name] = pick_columns(pd.Index(columns), names, f"party '{name}'")
     check_owners(owners)

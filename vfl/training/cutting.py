@@ -80,7 +80,7 @@ def split(
         SpecError: `SplitModule` rejects the settings; a defense replaces models, or cannot act on
             this model; values other than the cuts cross between parties; two parties use the same
             weights; or a cut has no axis after its row axes.
-        DataError: a tensor at a cut contains integers.
+        DataError: a tensor at a cut contains integers, or a layer rejects the example's axes.
 
     >>> model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
     >>> cut = split(model, at="1", example=torch.ones(2, 6), codec="topk:k=2")
@@ -769,7 +769,8 @@ def _trace(model: nn.Module, owners: Mapping[str, str], given: _Given) -> _Trace
         stack.callback(back_to_training)
         stack.enter_context(torch.no_grad())
         stack.enter_context(tape)
-        outputs = model.eval()(*given.args, **given.named)
+        with taking("the model", [*given.args, *given.named.values()]):
+            outputs = model.eval()(*given.args, **given.named)
     if sorted(cut.layer for cut in cuts) != sorted(owners.values()):
         raise ConfigError(
             "the example must pass each cut layer exactly once",

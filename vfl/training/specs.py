@@ -112,8 +112,13 @@ def check_codecs(specs: Sequence[str], width: int, setting: str) -> None:
 
 def mistakes_in(experiment: Experiment, locations: Locations) -> Iterator[Mistake]:
     """Yield the wrong specs of an experiment, each with the name of its setting in the file."""
+    from vfl.session.secure_mode import SECURE
+
     content, written = experiment.model_dump(), locations.lines
-    if experiment.secure != "none" and ("model",) in written and ("secure",) not in written:
+    name, _ = parse(experiment.secure)
+    # --set may give a model to a file with secure = "none"; then both settings are written
+    mode = name in SECURE.names() and not SECURE.member(name).reads_cells
+    if name != "none" and ("model",) in written and not (mode and ("secure",) in written):
         content["model"] = content.pop("secure")
     return spec_mistakes(content)
 

@@ -681,15 +681,19 @@ class taking:
                 got=_described(self.given),
                 want="two rows or more in training, for batch normalisation"
                 if alone
-                else "the axes and the type that its layers take",
-                fix="drop_last=True in the loader, or another normalisation" if alone else None,
+                else "the axes, the type and the device of its layers",
+                fix="drop_last=True in the loader, or another normalisation"
+                if alone
+                else "move model and inputs to one device, such as tensor.to('cuda'), and "
+                "convert the inputs, such as tensor.float()",
             ) from error
 
 
 def _described(given: Any) -> str:
     """Return a text with the axes and types of inputs."""
     if isinstance(given, Tensor):
-        return f"axes {tuple(given.shape)}, {str(given.dtype).removeprefix('torch.')}"
+        kind = str(given.dtype).removeprefix("torch.")
+        return f"axes {tuple(given.shape)}, {kind}, on {given.device}"
     values = given.values() if isinstance(given, Mapping) else given
     if isinstance(values, str) or not isinstance(values, Iterable):
         return f"a {type(given).__name__}"
@@ -750,6 +754,14 @@ def _positions(rows: Any) -> np.ndarray:
 
 
 def _check_parties(bottoms: Mapping[str, nn.Module], widths: Mapping[str, Any]) -> None:
+    for what, given in (("bottoms", bottoms), ("widths", widths)):
+        if not isinstance(given, Mapping):
+            raise DataError(
+                f"SplitModule takes {what} by party",
+                where=what,
+                got=f"a {type(given).__name__}",
+                want="a dict, such as {'bank': ..., 'shop': ...}",
+            )
     if set(bottoms) != set(widths) or not bottoms:
         raise DataError(
             "every party needs one bottom and one width",
