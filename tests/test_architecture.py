@@ -59,6 +59,7 @@ STARTERS = {
 SERIALISERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 #: Rooms and files that know sockets, with the reason.
 SOCKET_PLACES = {
+    "core/processes.py": "waits by poll until another process has ended, and opens no socket",
     "federation/": "serves Flower's application behind two guards, and talks to nobody itself",
     "serving/": "its HTTP server listens for clients, by asyncio and TLS",
     "transport/": "everything that is sent or received",
@@ -359,6 +360,7 @@ def test_sockets_live_in_few_places():
     indices = tuple(SOCKET_PLACES)
     assert [path for path in sorted(found) if not path.startswith(indices)] == []
     assert [place for place in indices if not any(path.startswith(place) for path in found)] == []
+    assert SOCKETS & set(imported_modules(tree_of(PACKAGE / "core/processes.py"))) == {"select"}
 
 
 def test_one_file_starts_processes():
