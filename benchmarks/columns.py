@@ -204,7 +204,7 @@ def read_category(
     from sklearn.metrics import roc_auc_score
 
     classes = int(labels.max()) + 1
-    attack = attacks.make(f"adaptive:at={READS[reads]},candidates=10")
+    attack = attacks.make(f"adaptive:at={READS[reads]},candidates=15")
     held = Holdings(asked.evidence(), known.evidence(labels), asked.evidence())
     threat = ThreatModel("label party", "inference", attack.needs)
     scores = attack.run(View(threat, classes, held), generator(seed, "columns")).softmax(1)

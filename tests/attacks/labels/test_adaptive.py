@@ -1,6 +1,7 @@
 """The search for compositions: what it may see, what it may cost, and what it finds."""
 
 import json
+from itertools import islice
 
 import pytest
 import torch
@@ -117,6 +118,14 @@ def test_each_composition_is_given_once_and_can_be_made():
         spec for spec, _ in zip(compositions(["inputs"], generator(0)), range(100), strict=False)
     ]
     assert all(Grant.CUTS not in ATTACKS.make(spec).needs for spec in alone)
+
+
+def test_a_short_search_for_many_rows_still_tries_what_often_won():
+    usual, many = (
+        list(islice(compositions(["cut", "inputs"], generator(0), many), count))
+        for many, count in ((False, 7), (True, 14))
+    )
+    assert set(usual) < set(many)
 
 
 def test_shares_are_as_sure_as_guesses_were_right():

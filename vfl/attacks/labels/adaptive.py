@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 import torch
@@ -302,13 +302,13 @@ def compositions(layers: Sequence[str], draw: torch.Generator, many: bool = Fals
         layers: layers that the candidates read.
         draw: generator from which the candidates after the first ones are drawn.
         many: whether many rows leaked, or many more rows of one class than of another; then
-            candidates of `shrunken` are added.
+            candidates of `shrunken` alternate with the others.
     """
     given: set[str] = set()
+    alternating = chain.from_iterable(zip_longest(shrunken(layers) if many else [], _first(layers)))
     for spec in [
         *accumulating(layers),
-        *(shrunken(layers) if many else []),
-        *_first(layers),
+        *filter(None, alternating),
         *(_drawn(layers, draw) for _ in range(5000)),
     ]:
         if spec not in given:
