@@ -4,7 +4,14 @@ import tomllib
 
 import pytest
 
-from vfl.config import read_experiment, read_party_file, with_overrides
+from vfl.config import (
+    Experiment,
+    Locations,
+    read_experiment,
+    read_party_file,
+    with_overrides,
+)
+from vfl.config.edit import Edit
 from vfl.core.errors import ConfigError, SpecError
 from vfl.training.specs import read_checked, spec_mistakes
 
@@ -227,12 +234,20 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "picture.toml").write_bytes(b"\xff\xd8\xff\xe0")
     for name, reason in [
         ("absent.toml", "this file does not exist"),
-        ("picture.toml", "this file cannot be read: it is no text"),
+        ("picture.toml", "this file cannot be read: it is no text in UTF-8"),
         (".", "this file cannot be read: Is a directory"),
     ]:
         with pytest.raises(ConfigError) as caught:
             read_experiment(tmp_path / name)
         assert caught.value.what == reason
+
+
+def test_a_file_with_a_byte_order_mark_is_read_located_and_edited(tmp_path):
+    path = tmp_path / "windows.toml"
+    path.write_bytes(b"\xef\xbb\xbf[parties.bank]\r\n[train]\r\nepochs = 7\r\n")
+    assert read_experiment(path).train.epochs == 7
+    assert Locations.of(path).before(["train", "epochs"]) == "windows.toml:3: "
+    assert "epochs = 7" in Edit(str, dict).of(path, Experiment).text
 
 
 def test_a_former_name_is_accepted_and_its_new_one_said(tmp_path):

@@ -364,6 +364,7 @@ def test_answers_are_json_of_the_first_most_probable_class(classes, decimals):
         (b'{"ids": ["x"], "columns": {"a": [true]}}', 422),
         (b'{"ids": ["x"], "explain": "true"}', 422),
         (b'{"ids": ["x"], "explain": 1}', 422),
+        (b'{"ids": ["x"], "column": {"a": [1]}}', 422),  # and not an answer without it
         ('{"ids": ["\u0661"]}'.encode(), 404),
     ],
 )

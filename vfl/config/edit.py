@@ -50,7 +50,7 @@ class Edit:
             ConfigError: the new settings contradict each other, or the file has a layout that this
                 class cannot edit.
         """
-        before = path.read_text(encoding="utf-8")
+        before = path.read_text(encoding="utf-8-sig")
         wanted = tomllib.loads(before)
         self.meant(wanted)
         checked = check(wanted, model, where=str(path))

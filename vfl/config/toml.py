@@ -263,7 +263,7 @@ def to_toml(settings: BaseModel, leave_out: Mapping[str, Any] | None = None) -> 
 
 def _parse(path: Path) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
         return text, tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(
@@ -276,8 +276,12 @@ def _parse(path: Path) -> tuple[str, dict[str, Any]]:
             "this is not TOML: lists are nested too deeply", where=str(path)
         ) from None
     except (OSError, UnicodeDecodeError) as problem:
-        reason = getattr(problem, "strerror", None) or "it is no text"
-        raise ConfigError(f"this file cannot be read: {reason}", where=str(path)) from None
+        reason = getattr(problem, "strerror", None)
+        raise ConfigError(
+            f"this file cannot be read: {reason or 'it is no text in UTF-8'}",
+            where=str(path),
+            fix=None if reason else "save the file in your editor with the encoding UTF-8",
+        ) from None
 
 
 def _files_beside(path: Path) -> str:
@@ -353,7 +357,7 @@ class Locations:
     @classmethod
     def of(cls, path: Path, overrides: Sequence[str] = ()) -> Locations:
         """Find the lines of the settings in a file; ``key=value`` texts override some settings."""
-        return cls.of_text(path.name, path.read_text(encoding="utf-8"), overrides)
+        return cls.of_text(path.name, path.read_text(encoding="utf-8-sig"), overrides)
 
     @classmethod
     def of_text(cls, name: str, text: str, overrides: Sequence[str] = ()) -> Locations:

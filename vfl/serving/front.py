@@ -120,7 +120,7 @@ class Asked(BaseModel):
             row.
     """
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="forbid")  # refuses misspelt fields
 
     ids: Annotated[list[_Id], Field(min_length=1)]
     columns: dict[str, list[str | int | float | None]] | None = None
