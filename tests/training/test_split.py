@@ -119,6 +119,7 @@ def joined(bottom, width=4, **settings):
     return SplitModule({"bank": bottom}, nn.Linear(4, 2), {"bank": width}, **settings)
 
 
+SHARED = nn.Linear(3, 4)
 NORMED = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
 EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten())
 
@@ -136,6 +137,12 @@ EMBEDDING = nn.Sequential(nn.Embedding(10, 4), nn.Flatten())
         (lambda: joined(nn.LSTM(3, 4))({"bank": torch.ones(2, 3)}), "gives no tensor"),
         (lambda: joined(nn.Linear(3, 5), 5)({"bank": torch.ones(2, 3)}), "the top does not take"),
         (lambda: joined("mlp"), "bottom that is a module"),
+        (
+            lambda: SplitModule(
+                {"bank": SHARED, "shop": SHARED}, nn.Linear(8, 2), {"bank": 4, "shop": 4}
+            ),
+            "two parties use the same weights.*'bank'.*'shop'",
+        ),
         (lambda: joined(nn.Linear(3, 4), "4"), "width that is a whole number"),
         (lambda: joined(NORMED).train()({"bank": torch.ones(1, 3)}), "single row.*drop_last"),
         (lambda: pickle.dumps(joined(nn.Linear(3, 4))), "state_dict"),

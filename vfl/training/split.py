@@ -322,8 +322,9 @@ class SplitModule(Crossings):
     torch.Size([6, 2])
 
     Raises:
-        ConfigError, SpecError: an experiment file with these settings would be rejected, or a
-            defense needs the training loop, the task's loss or all training rows.
+        ConfigError, SpecError: an experiment file with these settings would be rejected, a defense
+            needs the training loop, the task's loss or all training rows, or two parties use the
+            same weights.
         DataError: a party lacks a bottom model, a width or a codec.
     """
 
@@ -341,6 +342,7 @@ class SplitModule(Crossings):
         observers: Sequence[Observer] = (),
     ) -> None:
         _check_parties(bottoms, widths)
+        _check_weights({**bottoms, _LABEL: top})
         shapes = {name: _axes(widths[name]) for name in bottoms}
         flat = {name: own[0] if len(own) == 1 else prod(own) for name, own in shapes.items()}
         super().__init__(
@@ -751,6 +753,18 @@ def _positions(rows: Any) -> np.ndarray:
             want="axes (rows,): each row's position in the table, a whole number from 0 on",
         )
     return found.long().cpu().numpy()
+
+
+def _check_weights(models: Mapping[str, nn.Module]) -> None:
+    owners: dict[nn.Parameter, str] = {}
+    for name, model in models.items():
+        for weight in model.parameters():
+            if (owner := owners.setdefault(weight, name)) != name:
+                raise SpecError(
+                    "two parties use the same weights, but each party must have its own",
+                    got=f"a weight of '{owner}' in the model of '{name}'",
+                    fix="copy.deepcopy(model) for one of the two parties",
+                )
 
 
 def _check_parties(bottoms: Mapping[str, nn.Module], widths: Mapping[str, Any]) -> None:
