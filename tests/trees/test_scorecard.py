@@ -298,8 +298,8 @@ def test_the_tutorial_goes_from_two_tables_to_a_served_model_and_a_card(
     exec(compile(sample, str(TUTORIAL), "exec"), {})
     Path("trees.toml").write_text(settings_of_trees)
     commands = [shlex.split(line) for line in re.findall(r"^    vfl (.*)$", page, re.MULTILINE)]
-    boost, serves, make_card = commands
-    assert serves == ["serve", "RUN"]
+    boost, make_card = commands
+    assert "`vfl serve RUN`" in page
     run_command(monkeypatch, capsys, *boost)
     (run,) = Path("runs").iterdir()
     assert read_json(run / "summary.json")["test_auc"] > 0.75

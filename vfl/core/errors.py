@@ -317,14 +317,19 @@ class RingOverflowError(UserError, code="V602"):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Suggest known names with this word, or else the most similar name; None if none is similar.
+    """Suggest a very similar name, else names with this word, else the most similar; or None.
 
     >>> nearest("noise", ["clipped_noise", "gradient_noise", "none"])
     "did you mean 'clipped_noise' or 'gradient_noise'?"
+    >>> nearest("digit", ["digit_pairs", "digits"])
+    "did you mean 'digits'?"
     """
     names = list(known)
-    close = [one for one in names if name in one.split("_")][:2]
-    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = (
+        difflib.get_close_matches(name, names, n=1, cutoff=0.8)
+        or [one for one in names if name in one.split("_")][:2]
+        or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    )
     shown = " or ".join(f"'{one}'" for one in close)
     return f"did you mean {shown}?" if close else None
 
