@@ -188,7 +188,7 @@ class SummedCuts(CutAggregator):
         for name, offer in offers.items():
             if len(offer) != OFFER_BYTES:
                 raise ProtocolError(
-                    f"party '{name}' offered keys of another form",
+                    f"party '{name}' offered keys of the wrong length",
                     got=f"{len(offer)} bytes",
                     want=f"{OFFER_BYTES} bytes",
                 )

@@ -307,7 +307,7 @@ class Beaver(SummingMode):
             raise ExposedCutError(
                 "one feature party has no partner to share its first layer with: the label party "
                 "deals, and a dealer that also holds a share could undo every mask",
-                got=f"1 feature party, dealer '{dealer}'",
+                got=f"1 feature party, and the label party '{dealer}' deals",
                 want="2 feature parties or more",
                 fix="secure = 'beaver:dealer=NAME' with a third party that only deals; or secure = "
                 "'none'",

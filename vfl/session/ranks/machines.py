@@ -266,11 +266,11 @@ class RankMachines(FurtherRanks):
 
     @property
     def one_machine(self) -> bool:
-        """See `FurtherRanks`."""
+        """Return False: the ranks run on other machines."""
         return False
 
     def start(self, rank: int, order: Mapping[str, Any]) -> None:
-        """See `FurtherRanks`.
+        """Wait for the rank's connection, and send the rank its order.
 
         Raises:
             LostRankError: the rank did not connect in time.
@@ -289,11 +289,11 @@ class RankMachines(FurtherRanks):
         self._give(rank, _as_frame({**order, "group": group}))
 
     def receive(self, rank: int) -> Mapping[str, Any]:
-        """See `FurtherRanks`."""
+        """Return the next message of a rank."""
         return _content(self._take(rank), _name(rank))
 
     def join_group(self, data: PartyData) -> Ranks:
-        """See `FurtherRanks`.
+        """Check that all ranks have the same table, and join their group.
 
         Raises:
             DisagreementError: a rank has a different table.
@@ -310,7 +310,7 @@ class RankMachines(FurtherRanks):
         return Ranks(self.party, 0, self.size, StreamGroup(0, self.size, self._take, self._give))
 
     def check(self) -> None:
-        """See `FurtherRanks`."""
+        """Check the connections to all ranks."""
         for link in self._links.values():
             link.look()
 

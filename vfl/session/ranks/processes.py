@@ -299,11 +299,11 @@ class RankProcesses(FurtherRanks):
 
     @property
     def one_machine(self) -> bool:
-        """See `FurtherRanks`."""
+        """Return True: the ranks are processes of this machine."""
         return True
 
     def start(self, rank: int, order: Mapping[str, Any]) -> None:
-        """See `FurtherRanks.start`; this method starts the process of the rank."""
+        """Start the process of the rank, and send it its order."""
         process = Worker(f"rank {rank}", COMMAND, os.environ)
         self._processes[rank], self._replies[rank] = process, queue.Queue()
         reader = threading.Thread(target=self._listen, args=(rank,), daemon=True)
@@ -313,7 +313,7 @@ class RankProcesses(FurtherRanks):
         process.send(json.dumps(order))
 
     def receive(self, rank: int) -> Mapping[str, Any]:
-        """See `FurtherRanks`."""
+        """Return the next message of a rank."""
         deadline = time.monotonic() + self._patience_s
         while True:
             with suppress(queue.Empty):
@@ -328,7 +328,7 @@ class RankProcesses(FurtherRanks):
         return reply
 
     def join_group(self, data: PartyData) -> Ranks:
-        """See `FurtherRanks.join_group`.
+        """Wait for all ranks, and join their group.
 
         Rows need no check, because all ranks read the same files.
         """
@@ -346,7 +346,7 @@ class RankProcesses(FurtherRanks):
         return str(Path(self._meeting.name) / "store")
 
     def check(self) -> None:
-        """See `FurtherRanks.check`; a rank that has finished its work may end without an error."""
+        """Check that no rank has failed; a rank that has finished may have ended."""
         for rank, process in self._processes.items():
             if process.exit_code:
                 raise self._cause(rank) from None
