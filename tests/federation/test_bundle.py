@@ -7,12 +7,13 @@ import tomllib
 import warnings
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomli_w
 
 from vfl.config import Experiment, PartyFile, read_party_file
-from vfl.core.errors import ConsentError
+from vfl.core.errors import ConfigError, ConsentError
 from vfl.federation import bundle, deployment, programs
 from vfl.federation.bundle import check_bundle
 from vfl.federation.project import write_project
@@ -138,6 +139,38 @@ def test_a_pinned_bundle_is_accepted_and_no_other():
 def test_vfls_own_bundle_can_be_left_out(built):
     with pytest.raises(ConsentError):
         check_bundle(built, [])
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """The install function that Flower calls: `vfl` wraps the one of this stand-in for Flower."""
+    runtime = SimpleNamespace(install_from_fab=lambda content, **options: "installed")
+    command = SimpleNamespace(flwr_clientapp=lambda: None)
+    monkeypatch.setattr(programs, "_show_secret", lambda: None)
+    internals = (SimpleNamespace(load=lambda one=one: one) for one in (runtime, command))
+    programs._run_bundle(*internals, "flwr_clientapp")
+    return runtime.install_from_fab
+
+
+def test_an_error_of_a_partys_own_file_reaches_flower_without_details(
+    install, monkeypatch, tmp_path, capsys, built
+):
+    """Flower sends the text of an error of its install function to the label party."""
+    file = tmp_path / "party.toml"
+    file.write_text('party = "bank"\nsecret_column = 4711\n')
+    monkeypatch.setenv(programs.PARTY_FILE_VARIABLE, str(file))
+    with pytest.raises(ConfigError) as caught:
+        install(built, skip_prompt=True)
+    assert "its own log says why" in str(caught.value)
+    for detail in (str(tmp_path), "party.toml", "secret_column", "4711"):
+        assert detail not in str(caught.value)
+    assert "secret_column" in capsys.readouterr().out
+
+
+def test_an_accepted_bundle_is_installed(install, monkeypatch, project, built):
+    file = project.path.parent / "bank" / "party.toml"
+    monkeypatch.setenv(programs.PARTY_FILE_VARIABLE, str(file))
+    assert install(built, skip_prompt=True) == "installed"
 
 
 def test_flowers_other_programs_are_not_for_a_party(tmp_path):

@@ -66,11 +66,11 @@ class Flower:
         return given
 
 
-def flower_error(code):
+def flower_error(code, reason=""):
     return lambda identifier: SimpleNamespace(
         metadata=SimpleNamespace(reply_to_message_id=identifier),
         has_error=lambda: True,
-        error=SimpleNamespace(code=code),
+        error=SimpleNamespace(code=code, reason=reason),
     )
 
 
@@ -163,6 +163,22 @@ def test_the_token_of_the_first_message_is_worth_nothing_then(data, attach):
 def test_any_other_failure_ends_the_session(data, answer, told):
     with pytest.raises(PeerFailedError, match=told):
         join(Flower(lambda grid, message: answer), data)
+
+
+@pytest.mark.parametrize(
+    ("reason", "got"),
+    [
+        ("<class 'vfl.core.errors.ConfigError'>:<'anything'>", "Flower error 2 (ConfigError)"),
+        ("<class 'vfl.core.errors.Strange'>:<'anything'>", "Flower error 2"),
+        ("<class 'OSError'>:<'anything'>", "Flower error 2"),
+    ],
+)
+def test_a_node_that_fails_before_its_session_names_the_class(data, reason, got):
+    """The text of a foreign node is not trusted; the name of one of vfl's own classes is."""
+    with pytest.raises(PeerFailedError) as caught:
+        join(Flower(lambda grid, message: flower_error(2, reason)), data)
+    assert caught.value.got == got
+    assert "vfl doctor party.toml" in str(caught.value)
 
 
 def node(number, name):

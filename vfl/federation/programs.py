@@ -715,20 +715,27 @@ def _run_bundle(runtime: Internal, command: Internal, function: str) -> None:
     _end_with_starter()
     with _printed_errors():
         module, program = runtime.load(), command.load()
-        accepted = _accepted()
     _show_secret()
     install = module.install_from_fab
 
     def install_accepted(content: bytes, *arguments: Any, **options: Any) -> Any:
+        # Flower reports an error of this function to the label party, but not an error before it.
         try:
-            check_bundle(content, accepted)
-        except ConsentError as refusal:
+            check_bundle(content, _accepted())
+        except VFLError as refusal:
             print(refusal, flush=True)
-            raise
+            raise _for_label_party(refusal) from None
         return install(content, *arguments, **options)
 
     module.install_from_fab = install_accepted
     getattr(program, function)()
+
+
+def _for_label_party(error: VFLError) -> VFLError:
+    """Return an error that the label party may see."""
+    from vfl.session import for_others  # it imports torch
+
+    return for_others(error, "of this node")
 
 
 def _accepted() -> Sequence[str]:

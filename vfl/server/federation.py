@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from vfl.config import FederationSettings
+from vfl.core import errors
 from vfl.core.errors import (
     DisagreementError,
     LostPeerError,
@@ -67,6 +69,8 @@ _RETURN_S = 2.0  # seconds between two checks whether lost parties have returned
 _SERVING_REJOIN_S = 2.0
 _AGAIN_S = 30.0  # seconds before a party that could not connect is invited again
 _REPLY_LIMIT = 64 * 1024  # characters; the text of a vfl error is far shorter
+#: Beginning of the text with which Flower reports an error of vfl.
+_VFL_ERROR = re.compile(r"<class 'vfl\.core\.errors\.(\w{1,64})'>")
 #: Flower's error codes of a node that may come back; all others end the session.
 _AWAY = {5: "its SuperNode is not online", 8: "its process stopped responding"}
 
@@ -462,8 +466,9 @@ class Federation:
             if why is None:
                 raise PeerFailedError(
                     f"party '{name}' stopped",
-                    got=f"Flower error {reply.error.code}",
-                    fix="see the output of that party's SuperNode",
+                    got=f"Flower error {reply.error.code}{_class_in(reply.error)}",
+                    fix="see the output of that party's SuperNode; vfl doctor party.toml there "
+                    "checks the party's own file",
                 )
         else:
             failure = _failure_in(reply, f"the reply of party '{name}'")
@@ -493,6 +498,13 @@ def nodes_by_name(nodes: Sequence[Any]) -> dict[str, int]:
             fix="start the SuperLink again: it uses only the keys in keys/, one for each party",
         )
     return named
+
+
+def _class_in(error: Any) -> str:
+    """Return the class of a vfl error that Flower reports, without the error's text."""
+    found = _VFL_ERROR.match(str(getattr(error, "reason", "")))
+    known = found is not None and isinstance(getattr(errors, found[1], None), type)
+    return f" ({found[1]})" if found is not None and known else ""
 
 
 def _failure_in(reply: Message, where: str) -> dict[str, str]:
