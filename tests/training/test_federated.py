@@ -34,7 +34,9 @@ def label(tmp_path):
 def follow(label, monkeypatch):
     """Follows a run while `submitted` plays the label party's process."""
 
-    def run(submitted, state="running", resume=False, on_progress=lambda report: None):
+    def run(
+        submitted, state="running", resume=False, on_progress=lambda report: None, mode="train"
+    ):
         path = read_party_file(label.party_file).run_path("one")
         monkeypatch.setattr(federated, "_TICK_S", 0.0)
         monkeypatch.setattr(federated, "_ASK_FLOWER_EVERY_S", -1.0)
@@ -45,7 +47,7 @@ def follow(label, monkeypatch):
         options = {"on_note": notes.append, "on_epoch": epochs.append, "resume": resume}
         options["on_progress"] = on_progress
         try:
-            return federated.run_session(label, "train", "one", **options), notes, epochs
+            return federated.run_session(label, mode, "one", **options), notes, epochs
         except PeerError as error:
             return error, notes, epochs
 
@@ -180,6 +182,16 @@ def test_hostile_text_of_a_run_is_one_harmless_line_each(label, follow):
     assert error.what == "gone?[31m"
     assert all(line.isprintable() for line in str(error).split("\n"))
     assert len(str(error)) < 3000
+
+
+def test_a_prediction_that_fails_does_not_end_a_service(label, follow):
+    def serving(path):
+        folder = created(path, label)
+        folder.fail(LostPeerError("a party left the service"), "serve")
+        folder.fail(LostPeerError("a party left the prediction"), "predict")
+
+    error, _, _ = follow(serving, "finished:failed", mode="serve")
+    assert error.what == "a party left the service"
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,7 @@ def _say_promoted(run: Path, addresses: list[str], json: bool) -> None:
 def _on_the_federation(run: Path) -> None:
     """Submit a serving session and print its notes; after an interrupt, end in order."""
     hand_over(run)
+    from vfl.config.run_folder import failure_of
     from vfl.training import federated
     from vfl.training.promotion import STOP_FILE
 
@@ -285,6 +286,6 @@ def _on_the_federation(run: Path) -> None:
         say("ending the service")
         (run / STOP_FILE).touch(mode=0o600)
         for _ in looks(_END_S):
-            if any((run / each).exists() for each in ("served.json", "failure.json")):
+            if (run / "served.json").exists() or failure_of(run, "serve").exists():
                 return
         say("the service has not ended yet; it ends after all waiting requests")

@@ -20,7 +20,7 @@
                                               counted before a calibration
     label_alone.json  sealed JSON             metrics of the label party's columns alone
     failure.json      JSON                    `code`, `what`, `where`, `got`, `want`, `fix` of a
-                                              run that failed
+                                              run that failed; serving/failure.json is a service's
     evaluations/      sealed JSON a file      metrics of each `vfl evaluate`, from 0001.json on
     audit.json        sealed JSON             report of the last `vfl privacy audit`
     attacks.jsonl     one JSON object a line  scores of attacks; attacks.json lists the current ones
@@ -149,7 +149,7 @@ class RunFolder:
         folder = cls.open(path)
         if (path / _SUMMARY).exists():
             raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))
-        (path / "failure.json").unlink(missing_ok=True)
+        failure_of(path, "train").unlink(missing_ok=True)
         return folder
 
     @property
@@ -340,9 +340,9 @@ class RunFolder:
         now = {"evaluated": datetime.now(UTC).isoformat(timespec="seconds")}
         self._write_figures(str(path.relative_to(self.path)), {**summary, **now}, "evaluation")
 
-    def fail(self, error: VFLError) -> None:
-        """Store the error of a failed run, for the user who started the run."""
-        write_json(self.path / "failure.json", error.record() | {"exit": error.exit_code})
+    def fail(self, error: VFLError, mode: str = "train") -> None:
+        """Store the error of a failed session, for the user who started the session."""
+        write_json(failure_of(self.path, mode), error.record() | {"exit": error.exit_code})
 
 
 def locked_for(run: Path, mode: str) -> Path:
@@ -351,6 +351,11 @@ def locked_for(run: Path, mode: str) -> Path:
     A run that is being served may be evaluated and used for predictions at the same time.
     """
     return run / _SERVING if mode == "serve" else run
+
+
+def failure_of(run: Path, mode: str) -> Path:
+    """Return the file for the error of a session; sessions that may run together have two files."""
+    return locked_for(run, mode) / "failure.json"
 
 
 def next_evaluation(run: Path) -> Path:

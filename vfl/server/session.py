@@ -150,7 +150,7 @@ def run_session(
             _say(str(problem))
             if front is None:
                 with suppress(StorageError):  # a full disk cannot store the error about itself
-                    folder.fail(problem)
+                    folder.fail(problem, terms.mode)
             # Flower logs this error; the error's causes are dropped, because they may quote a table
             # value
             raise problem from None
@@ -224,7 +224,7 @@ def _serve(
         write_json(first.path / "served.json", {"served": served})
     except VFLError as error:
         with suppress(StorageError):
-            first.fail(error)
+            first.fail(error, "serve")
         raise
     finally:
         if front is not None:

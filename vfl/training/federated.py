@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from vfl.config.run_folder import PROGRESS, locked_for, next_evaluation
+from vfl.config.run_folder import PROGRESS, failure_of, locked_for, next_evaluation
 from vfl.core.errors import (
     LostPeerError,
     MissingDataError,
@@ -137,7 +137,7 @@ def run_session(
     path = folder.party().run_path(run)
     outcomes = OUTCOMES | {name: one.outcome for name, one in modes().items()}
     outcome = next_evaluation(path) if mode == "evaluate" else path / outcomes[mode]
-    failure = path / "failure.json"
+    failure = failure_of(path, mode)
     if mode == "train" and outcome.exists():
         raise RunFolderError("this run has ended; there is nothing to resume", where=str(path))
     if path.exists():

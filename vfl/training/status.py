@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.config import Experiment, PartyFile, read_party_file
-from vfl.config.run_folder import PROGRESS, RunFolder
+from vfl.config.run_folder import PROGRESS, RunFolder, failure_of
 from vfl.core.errors import (
     DisagreementError,
     LostPeerError,
@@ -156,7 +156,8 @@ def run_status(path: Path) -> RunStatus:
     known: dict[str, Any] = {"run": str(path), "created": str(about["created"])}
     known |= _figures(folder) | {"erased": _erased(path)}
     known["promoted"] = promoted_runs(path.resolve().parent)[-1:] == [path.resolve().name]
-    failure, service = _failure(path / "failure.json"), service_of(path)
+    errors = (_failure(failure_of(path, mode)) for mode in ("train", "serve"))
+    failure, service = next(filter(None, errors), None), service_of(path)
     trained = (path / OUTCOMES["train"]).exists()
     if service is not None:
         waits = _progress(path)[0]
