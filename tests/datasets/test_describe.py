@@ -120,6 +120,28 @@ def test_columns_that_tell_the_label(written):
     assert notes["call"].startswith("predicts the label (AUC 0.")
 
 
+@pytest.mark.parametrize("rows", [3000, 200_000])
+def test_a_noisy_copy_of_a_rare_class_is_nearly_the_label(rows):
+    draw = np.random.default_rng(5)
+    labels = (draw.random(rows) < 0.01).astype(int)
+    columns = {"up": labels + draw.normal(0, 0.05, rows), "noise": draw.normal(size=rows)}
+    columns["down"] = -columns["up"]
+    frame = pd.DataFrame({"id": range(rows), **columns, "y": labels})
+    notes = {one.name: one.notes for one in describe(frame, label="y").columns if one.notes}
+    assert all(notes[name][0].startswith("nearly equal to the label") for name in ("up", "down"))
+    assert "noise" not in notes
+
+
+def test_a_copy_of_skewed_numbers_is_nearly_the_label():
+    draw = np.random.default_rng(6)
+    incomes = draw.pareto(1.2, 4000)
+    columns = {"copy": 2 * incomes + 1, "noise": draw.pareto(1.2, 4000)}
+    frame = pd.DataFrame({"id": range(4000), **columns, "y": incomes})
+    notes = {one.name: one.notes for one in describe(frame, label="y").columns if one.notes}
+    assert notes["copy"][0].startswith("nearly equal to the label (R2 1.00")
+    assert "noise" not in notes
+
+
 def test_a_column_of_noise_never_tells_the_label():
     """Fitted and scored on the same rows, a text of many categories would tell it by heart."""
     draw = np.random.default_rng(1)
@@ -216,7 +238,7 @@ def scored_by_loops(cells, fitted, labels):
     known = np.array([not pd.isna(cell) for cell in cells])
     bins = [*cells]
     if len({*cells[known]}) > 20 and cells.dtype != object:
-        edges = np.quantile(cells[known & fitted], np.linspace(0, 1, 21)[1:-1])
+        edges = np.quantile(cells[known & fitted], [0.01, *np.linspace(0, 1, 21)[1:-1], 0.99])
         bins = [sum(edge < cell for edge in edges) for cell in cells]
     bins = [one if there else "none" for one, there in zip(bins, known, strict=True)]
     mean, guesses = labels[fitted].mean(), []

@@ -44,7 +44,7 @@ def test_numbers_in_any_unit(columns):
     tree = DecisionTreeRegressor(max_leaf_nodes=200, random_state=0)
     expected = tree.fit(cells[:HALF], hidden[:HALF]).score(cells[HALF:], hidden[HALF:])
     for unit in (1.0, 1e-9, 1e9):
-        found = doubts._explained(cells, unit * hidden, HALF)
+        found = doubts._r2(cells, unit * hidden, HALF)
         assert found == pytest.approx(expected, abs=0.01)
 
 
@@ -56,3 +56,27 @@ def test_large_cells_that_differ_little_are_split():
     found = doubts.doubts({"a": load_own("a", own, Label("a", "y"), Dealing(0))})
     assert len(found) == 1
     assert "'x' of a alone is nearly the label" in found[0]
+
+
+def warned(x, y, task="classification"):
+    own = OwnTable(pd.DataFrame({"id": range(len(y)), "x": x, "y": y}), "id", ["x"], TableFormat())
+    lines = doubts.doubts({"a": load_own("a", own, Label("a", "y", task), Dealing(0))})
+    return [line for line in lines if "alone is nearly the label" in line]
+
+
+@pytest.mark.parametrize("rows", [4000, 40_000])
+def test_a_copy_of_a_rare_class_is_found_and_noise_is_not(rows):
+    """The first 4000 rows of the large table hold about 2 of its 20 rows of the rare class."""
+    draw = np.random.default_rng(3)
+    labels = np.zeros(rows, dtype=int)
+    labels[draw.choice(rows, 20, replace=False)] = 1
+    assert warned(labels + draw.normal(0, 0.05, rows), labels)
+    assert not warned(draw.normal(size=rows), labels)
+    assert not warned(np.where(labels, 1, draw.random(rows) < 0.1), labels)
+
+
+def test_a_copy_of_skewed_numbers_is_found():
+    draw = np.random.default_rng(4)
+    incomes = draw.pareto(1.2, 3000)
+    assert warned(2 * incomes + 1, incomes, "regression")
+    assert not warned(incomes * draw.lognormal(0, 0.5, 3000), incomes, "regression")

@@ -1,9 +1,11 @@
 """Scores how well each column of a table alone predicts the label, for many columns at once.
 
-A column of numbers is cut into at most 20 bins with about equally many rows; a column of texts has
-one bin per text. The prediction of a bin is the mean label of its rows that are used for fitting.
-This mean is shrunk towards the overall mean, as if the bin had one more row with the overall mean.
-All rows of a bin have the same prediction, so the AUC follows from the counts in the bins.
+A column of numbers is cut into 20 bins with about equally many rows, and the lowest and the highest
+1 % of the rows get bins of their own: they can be the rows of a rare class. If the column has at
+most 20 different numbers, each gets a bin. A column of texts has one bin per text. The prediction
+of a bin is the mean label of its rows that are used for fitting. This mean is shrunk towards the
+overall mean, as if the bin had one more row with the overall mean. All rows of a bin have the same
+prediction, so the AUC follows from the counts in the bins.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from vfl.datasets.facts import Facts, column_groups
 from vfl.datasets.table import COLUMN_ROWS, Table, as_days, as_texts, row_blocks, texts_of
 
 _BINS = 20
+_SHARES = np.concatenate([[0.01], np.linspace(0, 1, _BINS + 1)[1:-1], [0.99]])
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Truth:
         rows: positions of the sample's rows in the table, ascending.
         fitted: mask of the sample's rows to which a column's predictions are fitted; the other rows
             of the sample score these predictions.
-        values: labels, axes (rows, classes) of 0 and 1; for a regression numbers, axes (rows, 1).
+        values: labels, axes (rows, classes) of 0 and 1; for a regression the numbers and their
+            ranks, axes (rows, 2).
     """
 
     task: str
@@ -57,6 +61,9 @@ def scores(
     say: Callable[[str], None] | None = None,
 ) -> dict[str, tuple[float, float]]:
     """Score each column alone, by AUC or R2 (regression), on held-out rows.
+
+    For a regression, the score is the larger one of the R2 of the labels and the R2 of their ranks.
+    If a few labels are very large, as some incomes are, the bins explain only the ranks.
 
     Args:
         table: the table.
@@ -142,17 +149,17 @@ def _codes_of_numbers(cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
 
 
 def _quantiles(ordered: np.ndarray) -> np.ndarray:
-    """Return the quantiles 1/20 to 19/20 of each sorted row, where NaN is last; axes (columns, 19).
+    """Return the quantiles `_SHARES` of each sorted row, where NaN is last; axes (columns, 21).
 
     The results are bit-equal to numpy's quantiles.
     """
     counts = (~np.isnan(ordered)).sum(1)
-    at = np.maximum(counts - 1, 0)[:, None] * np.linspace(0, 1, _BINS + 1)[1:-1]
+    at = np.maximum(counts - 1, 0)[:, None] * _SHARES
     low = np.floor(at).astype(np.int64)
     high = np.minimum(low + 1, np.maximum(counts - 1, 0)[:, None])
     share, rows = at - low, np.arange(len(ordered))[:, None]
     if not ordered.shape[1]:
-        return np.full((len(ordered), _BINS - 1), np.nan)
+        return np.full((len(ordered), len(_SHARES)), np.nan)
     left, right = ordered[rows, low], ordered[rows, high]
     gap = right - left
     found: np.ndarray = np.where(share >= 0.5, right - gap * (1 - share), left + gap * share)
@@ -177,10 +184,13 @@ def _scores(codes: np.ndarray, truth: Truth) -> list[tuple[float, float]]:
     )
     actual = values[~fitted]
     if truth.task == "regression":
-        spread = float(((actual - mean) ** 2).mean())
-        guessed = guesses[:, 0].ravel()[rest]
-        error = ((actual[:, 0] - guessed) ** 2).mean(1)
-        return [(float(1 - one / spread) if spread else 0.0, 0.0) for one in error]
+        spread = ((actual - mean) ** 2).mean(0)
+        if not spread.all():
+            return [(0.0, 0.0)] * columns
+        guessed = [guesses[:, one].ravel()[rest] for one in range(classes)]
+        error = [((actual[:, one] - own) ** 2).mean(1) for one, own in enumerate(guessed)]
+        found = (1 - np.stack(error, axis=1) / spread).max(1)
+        return [(float(one), 0.0) for one in found]
     totals = sums(rest.ravel(), None)
     positive = np.stack([sums(rest.ravel(), actual[:, one]) for one in range(classes)], axis=1)
     area, errors = _auc(guesses, positive, totals[:, None] - positive)

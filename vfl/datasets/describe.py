@@ -449,7 +449,8 @@ def _truth(
     cells = pd.concat(parts, ignore_index=True)
     fitted = draw.permutation(len(taken)) < len(taken) // 2
     if task == "regression":
-        return Truth(task, taken, fitted, cells.to_numpy(dtype=float)[:, None])
+        numbers = cells.astype(float)
+        return Truth(task, taken, fitted, np.stack([numbers, numbers.rank()], axis=1))
     codes, classes = pd.factorize(cells)
     if len(classes) < 2 and len(cells) == rows:
         raise DataError(

@@ -5,9 +5,9 @@ contains names and counts, but no cells. The checks use the data that the traini
 so no table is read twice. In a federation, each party gets the warnings about its own columns. Only
 a label party with columns is warned of columns that predict the label, namely of its own ones.
 
-`vfl.datasets.alone` scores columns too, in 20 bins each, for tables of many thousand columns. Such
-bins miss a copy of skewed labels, such as incomes: the last bin joins values that differ much. The
-trees of this module find such copies; they take longer per column.
+`vfl.datasets.alone` scores columns too, in few bins each, for tables of many thousand columns. The
+trees of this module also find columns whose middle values mean a rare class; they take longer per
+column.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from vfl.datasets.encode import TableEncoder, TextColumn
 from vfl.datasets.party import PartyData
@@ -24,6 +25,8 @@ from vfl.datasets.table import misread, spaced
 FEW_ROWS = 20  #: number of test rows below which a metric is mostly chance
 NEARLY = 0.98  #: balanced accuracy or R2 from which a single column counts as nearly the label
 _MOST_ROWS, _FEWEST_ROWS = 4000, 40
+#: Least number of scored rows with which a class counts; fewer rows could be right by chance.
+_FEWEST_OF_CLASS = 5
 #: Largest number of leaves of a tree: for two classes (it grows with the number of classes), and
 #: for numeric labels.
 _LEAVES, _MANY_LEAVES = 20, 200
@@ -61,15 +64,18 @@ def _alone(own: PartyData, label: PartyData) -> Iterator[str]:
     """Yield each column that nearly determines the label, by a small tree on half of a sample."""
     if not isinstance(own.encoder, TableEncoder) or own.inputs is None or label.labels is None:
         return
-    rows = label.split.train[:_MOST_ROWS]
+    rows = label.split.train
     if own.name in label.held:
         rows = rows[label.held[own.name][rows]]
     if len(rows) < _FEWEST_ROWS:
         return
+    codes = np.zeros(len(rows)) if label.classes is None else label.labels[rows].numpy()
+    order, half = _halves(codes)
+    rows = rows[order]
     # A sum of two cells could lose its last digits in float32, and a split would separate nothing.
     inputs = np.nan_to_num(own.inputs[rows].numpy()).astype(np.float64)
     truth = label.labels[rows].numpy()
-    half, start = len(rows) // 2, 0
+    start = 0
     for name, width in own.encoder.widths.items():
         cells = inputs[:, start : start + width]
         start += width
@@ -84,8 +90,37 @@ def _alone(own: PartyData, label: PartyData) -> Iterator[str]:
             )
 
 
+def _halves(codes: np.ndarray) -> tuple[np.ndarray, int]:
+    """Choose a sample of rows in which each class is in both halves, if it has two rows.
+
+    Rare classes keep all their rows in the sample.
+
+    Args:
+        codes: class of each row, axes (rows,).
+
+    Returns:
+        Positions of the sample's rows, the first half first; and the size of the first half.
+
+    >>> _halves(np.array([0, 0, 0, 0, 1, 1]))
+    (array([0, 4, 2, 1, 5, 3]), 3)
+    """
+    turns = pd.Series(codes).groupby(codes).cumcount().to_numpy()
+    chosen = np.argsort(turns, kind="stable")[:_MOST_ROWS]
+    first = turns[chosen] % 2 == 0
+    return np.concatenate([chosen[first], chosen[~first]]), int(first.sum())
+
+
 def _explained(cells: np.ndarray, numbers: np.ndarray, half: int) -> float:
-    """Return R2, on the second half of the rows, of a tree fitted to the first half."""
+    """Return R2, on the second half of the rows, of a tree fitted to the first half.
+
+    The result is the larger one of the R2 of the numbers and the R2 of their ranks: of a copy of
+    skewed numbers, such as incomes, a tree explains only the ranks.
+    """
+    ranks = pd.Series(numbers).rank().to_numpy()
+    return max(_r2(cells, each, half) for each in (numbers, ranks))
+
+
+def _r2(cells: np.ndarray, numbers: np.ndarray, half: int) -> float:
     numbers = (numbers - numbers.mean()) / (numbers.std() or 1.0)
     guess = _tree(cells[:half], numbers[:half, None], np.ones(half), _MANY_LEAVES)(cells[half:])
     rest = numbers[half:]
@@ -101,7 +136,8 @@ def _recognised(cells: np.ndarray, codes: np.ndarray, half: int, classes: int) -
     guess = _tree(cells[:half], targets, weights, max(_LEAVES, 2 * classes))(cells[half:])
     right = guess.argmax(axis=1) == codes[half:]
     each = [right[codes[half:] == code] for code in range(classes)]
-    return float(np.mean([hits.mean() if len(hits) else 0.0 for hits in each]))
+    shares = [hits.mean() for hits in each if len(hits) >= _FEWEST_OF_CLASS]
+    return float(np.mean(shares)) if len(shares) > 1 else 0.0
 
 
 class _Split(NamedTuple):
