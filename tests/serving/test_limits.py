@@ -175,6 +175,29 @@ def test_a_restored_store_opens_no_budget_of_its_day(tmp_path):
     assert tomorrow.take(own, 1) is None
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_clock_that_is_set_back_gives_no_budget_again(tmp_path, day, restart):
+    budgets, own = Budgets(tmp_path, "bank", 1000, day), client()
+    assert budgets.take(own, 1000) is None
+    right = day.now
+    for now in (right - 86_400, right - 40 * 86_400, right):
+        day.now = now
+        budgets = Budgets(tmp_path, "bank", 1000, day) if restart else budgets
+        assert budgets.take(own, 1) == "rows"
+        assert budgets.spent() == {"a": [1000, 0]}
+        assert budgets.resets_in_s == right + 3600 - now
+    day.now = right + 3600
+    assert budgets.take(own, 1000) is None
+
+
+def test_a_restore_under_a_clock_that_was_set_back_opens_no_budget(tmp_path, day):
+    Budgets(tmp_path, "bank", 1000, day).take(client(), 7)
+    day.now -= 86_400
+    restored = day.now + 60
+    budgets = Budgets(tmp_path, "bank", 1000, day, lambda since: restored >= since)
+    assert budgets.take(client(), 1) == "rows"
+
+
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(0, 60))
 def test_a_kill_gives_no_row_back(tmp_path_factory, asked, killed_at):
     path, day, own = tmp_path_factory.mktemp("rows"), Day(), client(max_requests_per_day=30)

@@ -285,6 +285,7 @@ class Budgets:
     A process adds a hundredth of a budget at a time to the counts on disk, before it answers these
     rows and requests. If the process is killed, the counts on disk are therefore too large and
     never too small, unless they could not be written. All services of a party use the same counts.
+    If the clock is set back, the counts of the later day stay in force until that day ends.
 
     Args:
         folder: folder of the file with the counts.
@@ -310,6 +311,7 @@ class Budgets:
         self._path, self._seal = folder / _SPENT, Seal(_SPENT_KIND, party, "")
         self._rows, self._now, self._restored_since = rows, now, restored_since
         self._day, self._counts, self._used_up = 0, dict[str, _Count](), False
+        self._latest_day = 0
         self._spent = self.spent()
 
     @classmethod
@@ -344,7 +346,9 @@ class Budgets:
         try:
             record = read_sealed_json(self._path, self._seal)
             counts = {str(name): [int(rows), int(n)] for name, (rows, n) in record["spent"].items()}
-            return counts if record["day"] == self._today else {}
+            day = int(record["day"])
+            self._latest_day = max(self._latest_day, day)
+            return counts if day == self._today else {}
         except RunFolderError as problem:
             problem.fix = "remove the file; every client then has its whole budget again"
             raise
@@ -364,7 +368,7 @@ class Budgets:
             return None
         if self._today != self._day:
             self._day, self._spent = self._today, {}
-            self._used_up = self._restored_since(self._today * _DAY_S)
+            self._used_up = self._restored_since(self._now() // _DAY_S * _DAY_S)
             self._counts.clear()
         if self._used_up:
             return COUNTED[most[0] is None]
@@ -388,7 +392,7 @@ class Budgets:
     @property
     def resets_in_s(self) -> int:
         """Return the seconds until every client has its full budget again."""
-        return _DAY_S - int(self._now() % _DAY_S)
+        return (self._today + 1) * _DAY_S - int(self._now())
 
     def close(self) -> None:
         """Subtract the rows and requests from the counts on disk that were not answered."""
@@ -401,7 +405,8 @@ class Budgets:
 
     @property
     def _today(self) -> int:
-        return int(self._now() // _DAY_S)
+        self._latest_day = max(self._latest_day, int(self._now() // _DAY_S))
+        return self._latest_day
 
     def _reserve(
         self, name: str, count: _Count, wanted: list[int], most: tuple[int | None, int | None]

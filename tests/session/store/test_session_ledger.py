@@ -424,3 +424,15 @@ def test_a_days_counts_of_an_earlier_version_still_count(ledger, tmp_path):
     (tmp_path / "alignments" / "_asked.json").unlink()
     with ledger.day() as day:
         assert (day.alignments, day.ids) == (2, 8)
+
+
+def test_under_a_clock_that_was_set_back_a_days_counts_do_not_end_sooner(ledger, monkeypatch):
+    now = time.time()
+    for hour in (0, -23):
+        monkeypatch.setattr(time, "time", lambda hour=hour: now + 3600 * hour)
+        with ledger.day() as day:
+            day.begin()
+            day.ask(3)
+    monkeypatch.setattr(time, "time", lambda: now + 3600 * 2)
+    with ledger.day() as day:
+        assert (day.alignments, day.ids) == (2, 6)

@@ -310,11 +310,16 @@ class Day:
 
     def begin(self, alignments: int = 1) -> None:
         """Add alignments that begin now."""
-        self.begun.append((time.time(), alignments))
+        self.begun.append((self._now, alignments))
 
     def ask(self, ids: int) -> None:
         """Add ids that another party queries now."""
-        self.asked.append((time.time(), ids))
+        self.asked.append((self._now, ids))
+
+    @property
+    def _now(self) -> float:
+        """Current time, or a later recorded time if the clock was set back since."""
+        return max([time.time(), *(when for when, _ in self.begun + self.asked)])
 
 
 class SessionLedger(Spending[Entry]):
