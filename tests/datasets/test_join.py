@@ -91,7 +91,8 @@ def test_the_pair_that_matches_least_is_named():
         ([1, 2], ["01", "02"], "text", 'id_type = "number"'),
         (["a1"], ["01"], "text", "is the column"),
         ([1, 2], [3, 4], "text", "is the column"),
-        ([1, 2], [3, 4], "number", 'id_type = "text"'),
+        ([1, 2], [3, 4], "number", "is the column"),
+        ([1, 2], ["03", "04"], "number", "is the column"),
     ],
 )
 def test_the_cure_fits_the_formats(left, right, id_type, cure):

@@ -542,6 +542,7 @@ def _common_id_type(tables: Mapping[str, OwnTable]) -> IdType:
             where="data.id_type",
             got=" and ".join(sorted(kinds)),
             want="the same id_type in every party's file",
+            fix='set id_type = "number" everywhere if all ids are whole numbers, otherwise "text"',
         )
     return kinds.pop()
 
