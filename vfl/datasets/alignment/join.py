@@ -242,7 +242,7 @@ def _mismatch(
 def _cure(formats: list[str], id_type: IdType) -> str:
     differ = len(set(formats)) > 1 and not any("characters" in form for form in formats)
     if differ and id_type == "text":  # ids that differ as numbers differ as texts too
-        return 'id_type = "number" reads 007, 7 and 7.0 as the same; set it in [data] of every party'
+        return 'id_type = "number" reads 007, 7 and 7.0 as the same; set it at every party'
     return "check that 'id' is the column by which both parties identify these rows"
 
 
