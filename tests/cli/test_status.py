@@ -128,6 +128,8 @@ def test_a_run_that_is_served_until_its_process_is_gone(run, status):
     assert (lines["state"], lines["address"], code) == ("serving", served["address"], 0)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
+    run.progress(ProgressReport("predict", waits_for=("shop",)).record())  # beside the service
+    assert status(run.path)[0]["state"] == "serving"
     write_json(run.path / "serving.json", served | {"process": gone.pid})
     assert status(run.path)[0]["state"] == "ended"
 

@@ -161,6 +161,8 @@ def run_status(path: Path) -> RunStatus:
     trained = (path / OUTCOMES["train"]).exists()
     if service is not None:
         waits = _progress(path)[0]
+        if waits is not None and waits.mode != "serve":  # a prediction with the served run wrote it
+            waits = None
         there = waits is None or not waits.waits_for
         state = "serving" if there else "waiting"
         code = 0 if there else AT_WORK
