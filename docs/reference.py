@@ -56,6 +56,7 @@ PYTHON: Mapping[str, tuple[str, ...]] = {
     "vfl.training.cutting": ("split", "CutModel"),
     "vfl.training.split": ("SplitModule",),
     "vfl.session.trace": ("read", "Recording"),
+    "vfl.core.errors": ("VFLError",),
     "vfl.mpc": ("private",),
     "vfl.llm.private_decoder": ("PrivateDecoder",),
     "vfl.models.pretrained": ("load_pretrained", "load_tokenizer", "describe"),

@@ -32,6 +32,8 @@ def test_every_listed_name_exists(module):
 def test_the_stable_names():
     assert issubclass(vfl.SplitModule, nn.Module)
     assert {"fit", "predict", "score"} <= set(dir(vfl.VFLClassifier))
+    with pytest.raises(vfl.VFLError, match="V003"):
+        vfl.train("no_such_file.toml")
     from vfl import compression, defenses
 
     assert isinstance(compression.make("topk:k=3"), compression.Codec)

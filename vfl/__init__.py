@@ -13,6 +13,7 @@ from vfl.core import lazy_names
 from vfl.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from vfl.core.errors import VFLError
     from vfl.estimators import VFLClassifier, VFLRegressor
     from vfl.experiments.notebook import Run, attack, compare, grid, train, value
     from vfl.experiments.study import Results
@@ -27,6 +28,7 @@ __all__ = [
     "Run",
     "SplitModule",
     "VFLClassifier",
+    "VFLError",
     "VFLRegressor",
     "__version__",
     "attack",
