@@ -8,8 +8,10 @@ The program draws a random fraction of the trained rows of each page in `PAGES`.
 these rows again with the seeds of the page, and attacks them. Trainings that were repeated before
 with the same draw are not repeated once more. A result is confirmed if it differs from the stored
 result by at most the sum of the half widths of both intervals, or by at most one percentage point.
-The two results cannot be equal, because protective noise is never the same twice. Times are not
-compared. The exit code is 1 if less than 95 % of the results are confirmed.
+A training in one process derives its protective noise from its seed, so most results are equal if
+machine and versions are those of the stored row. Other machines and versions, and attacks with a
+time limit, give other results. Times are not compared. The exit code is 1 if less than 95 % of the
+results are confirmed.
 """
 
 from __future__ import annotations

@@ -203,9 +203,9 @@ def verify(
     A figure matches if it differs from the repeated figure by at most sqrt(2) t(0.975, n - 1) s.
     Here s is the standard deviation of the figure's n repeats in the submission. The accepted
     difference is at least 1 and at most 5 % of the repeated figure, or of 1 if the figure is below
-    1. Figures differ because each training draws its protective noise again. Without protective
-    noise, figures from the same machine and versions are equal. A figure that the submission lacks
-    counts as a figure that does not match.
+    1. Figures from the same machine and versions are equal, because the seed also determines the
+    protective noise, unless an attack has a time limit. A figure that the submission lacks counts
+    as a figure that does not match.
 
     Args:
         path: the submission.
