@@ -659,7 +659,7 @@ METHOD = f"""
   undefended.
 - `gradient_averaging:rows=0` sends the sum over a batch, as a *secure top* would.
 - `adaptive`, the heavy pack and tampering were not tried. `batch_sums:penalty=1` is an
-  earlier version. So is `gradient_direction` on reviews and on bank's `label_dp`.
+  earlier version on mnist. So is `gradient_direction` on reviews.
 """
 
 
